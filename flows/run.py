@@ -291,11 +291,13 @@ def _results(out: Console, plan: Plan, catalog: Catalog, manifests: dict[str, Ma
         if "success" in manifest.metrics and "success_low" in manifest.metrics
     ]
     if rows:
+        best = ["best temperature"] if any("control" in manifest.metrics for _, manifest in rows) else []
         table = Table(title="success on evaluated tasks", title_justify="left", box=None, pad_edge=False)
-        for column in ("policy", "temperature 1", "95 % interval", "greedy", "tasks"):
+        for column in ("policy", "temperature 1", "95 % interval", "greedy", *best, "tasks"):
             table.add_column(column, justify="left" if column == "policy" else "right")
         for name, manifest in rows:
-            table.add_row(*_success(name, manifest.metrics))
+            *cells, tasks = _success(name, manifest.metrics)
+            table.add_row(*cells, *([_control(manifest.metrics)] if best else []), tasks)
         out.print(table)
     for step in plan.steps.values():
         if step.name in manifests:
@@ -321,6 +323,12 @@ def _success(name: str, metrics: dict[str, Any]) -> tuple[str, ...]:
     interval = f"{number('success_low')} - {number('success_high')}"
     tasks = f"{metrics.get('n_tasks', '')} {metrics.get('split', '')}".strip()
     return str(metrics.get("policy") or name), number("success"), interval, number("greedy"), tasks
+
+
+def _control(metrics: dict[str, Any]) -> str:
+    if "control" not in metrics:
+        return "not run"
+    return f"{metrics['control']:.3f} at {metrics['control_temperature']:g}"
 
 
 def _reports(step: PlannedStage, manifest: Manifest, catalog: Catalog) -> list[str]:

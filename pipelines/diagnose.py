@@ -13,6 +13,7 @@ from agentrl.doctor.case import HEAVY, LIGHT, Case, Finding
 from agentrl.pipelines.parts.selected import plainly_drawn
 from agentrl.schemas.manifest import Kind, Manifest
 from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import CONTROL
 
 SAMPLE = 512
 """Rollouts of a stage whose messages and tokens are read, evenly spread over all."""
@@ -55,7 +56,9 @@ def _case(
         columns = [*LIGHT, "tags", "source", "policy_version", "sampling"]
         rows = buffer.read(ids, columns).to_pylist() if ids else []
         # Rollouts that were not sampled at temperature 1 say nothing about training.
-        rollouts = [row for row in rows if row["source"] == "model" and not {"greedy", "dev"} & set(row["tags"] or [])]
+        rollouts = [
+            row for row in rows if row["source"] == "model" and not {"greedy", "dev", CONTROL} & set(row["tags"] or [])
+        ]
         rollouts = [row for row in rollouts if row["reward"] is not None and row["success"] is not None]
         every = max(1, len(rollouts) // SAMPLE)
         looked_at = [row["trajectory_id"] for row in rollouts[::every]]

@@ -217,6 +217,10 @@ HEAVY_COLUMNS = ("messages", "tools", "final_state", "input_ids", "action_mask",
 NOT_TRAINED = "not-trained"
 """Tag of a row that no stage trains on, such as a judge's or a simulated user's."""
 
+CONTROL = "control"
+"""Tag of a row of an evaluation at neither of its two usual temperatures: of those tried on dev tasks, which have the
+tag ``dev`` too, or the best of them on the tasks that are measured."""
+
 REPLACED = "replaced"
 """Tag of a continuation whose first turn is that of a default policy, or says nothing: an alternative that others of
 its group are compared with, which is not trained on that turn."""

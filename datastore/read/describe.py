@@ -38,7 +38,7 @@ VIEWS: dict[str, dict[str, str]] = {
         "sampling": "JSON: temperature and other settings of the sampler",
         "termination": f"why the episode ended: {', '.join(Termination)}",
         "reward_components": "list of {name, value, weight}; the reward is made of them",
-        "tags": "free words; evaluations tag their rows greedy or sampled",
+        "tags": "free words; evaluations tag their rows greedy or sampled, or control at other temperatures",
         "n_steps": "assistant messages",
         "n_tokens": "tokens of the whole row",
         "n_action_tokens": "tokens that the policy sampled",

@@ -17,6 +17,7 @@ from agentrl.pipelines.results.passes import pass_differences
 from agentrl.pipelines.run.execute import open_output
 from agentrl.schemas import notebook
 from agentrl.schemas.manifest import InputRecord, Kind, Manifest
+from agentrl.schemas.trajectory import CONTROL
 from agentrl.statistics.intervals import wilson
 from agentrl.statistics.paired import Difference, Estimate, difference, pooled
 
@@ -304,7 +305,8 @@ def measure(catalog: Catalog, handle: Trajectories, *, greedy: bool = False) -> 
     Raises LookupError if no row is left.
     """
     rows = handle.table(["env", "task_id", "prompt", "success", "tags", "segment"]).to_pylist()
-    rows = [row for row in rows if ("greedy" in row["tags"]) == greedy and not row["segment"]]
+    rows = [row for row in rows if not row["segment"] and CONTROL not in row["tags"]]
+    rows = [row for row in rows if ("greedy" in row["tags"]) == greedy]
     found: dict[Task, list[bool]] = {}
     for row in rows:
         if row["success"] is not None:

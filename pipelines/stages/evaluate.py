@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
@@ -12,12 +12,12 @@ from pydantic import Field, model_validator
 from agentrl.engines import EngineChoice
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import DEFAULT_ENGINE
-from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, Table, Tasks, Trajectories
 from agentrl.pipelines.methods.lats.grow import TreeSearchConfig
-from agentrl.pipelines.methods.lats.searched import PICKED, WITH_FEEDBACK, searched
-from agentrl.pipelines.parts.budget import Compressing, check_room
+from agentrl.pipelines.methods.lats.searched import PICKED, WITH_FEEDBACK, SearchedTasks, searched
+from agentrl.pipelines.parts.budget import Compressing
 from agentrl.pipelines.parts.common import count, environment, policy_of, rollout_runner, secrets_of
+from agentrl.pipelines.parts.control import SHARDS, Rounds, TriedTemperature, best, choose_temperature, refuse_shared
 from agentrl.pipelines.parts.measures import (
     EVERY,
     FAILURES,
@@ -30,17 +30,18 @@ from agentrl.pipelines.parts.measures import (
     summary,
 )
 from agentrl.pipelines.parts.outcomes import out_of_context, record_failures, warn_of_ends
-from agentrl.pipelines.parts.shards import Shards
 from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
 from agentrl.rewards import Components
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.segments import by_episode, episode_of, whole
 from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import CONTROL
 from agentrl.schemas.trajectory import Trajectory as Row
 
 if TYPE_CHECKING:
     from agentrl.pipelines.results.compare import Arm
+    from agentrl.rollouts.attempts import Attempt
 
 
 class EvaluateConfig(Compressing):
@@ -86,67 +87,135 @@ DECODINGS = {"sampled": 1.0, "greedy": 0.0}
 ROWS_AT_ONCE = 256
 
 
+class DecodedAttempts(NamedTuple):
+    """Attempts at the tasks, by the ids of their rows, that are measured as one decoding."""
+
+    decoding: str
+    temperature: float
+    attempts: "Mapping[str, Attempt]"
+
+
 @stage("evaluate.policy", version=2)
-def evaluate(context: Context, config: EvaluateConfig, tasks: Tasks, model: Model | None = None) -> Evaluation:
-    """``samples`` attempts at each task at temperature 1, and one greedy, with Wilson 95 % intervals of success.
+def evaluate(
+    context: Context, config: EvaluateConfig, tasks: Tasks, model: Model | None = None, dev: Tasks | None = None
+) -> Evaluation:
+    """``samples`` attempts at each task at temperature 1, and one greedy, with Wilson 95 % intervals of success. With
+    ``dev``, other tasks, the control for sharpening too: attempts at the temperature that solves most of these, one of
+    :data:`agentrl.pipelines.parts.control.TEMPERATURES`.
 
-    ``results`` has a row for each decoding, environment (empty: all; named if there are several) and level (-1: all):
-    policy, decoding, temperature, split, env, level, tasks, attempts, successes, success, low, high, pass@k and pass^k
-    for several samples, best_of_n, with a search best_of_search or "pass@budget with feedback" and search_tokens (of a
-    task), steps, steps_over_optimum (of successes, over what the task's metadata says in ``optimal_steps`` or the
-    environment's expert takes), tokens, tool_errors, recovered (share of rollouts with a tool error that succeed),
-    valid_calls (share of calls that fit a tool's schema), format_errors, violations_per_1000, and the shares of
-    rollouts that failed by each of :data:`agentrl.pipelines.parts.measures.FAILURES`. The policy is the model, or if
-    the engine is an endpoint, what is behind it: then prompt_tokens, completion_tokens, cost_usd and latency_s too.
-    Episodes whose environment failed are in none of them; the metrics count them as ``unscored``.
+    ``results`` has a row for each decoding (``sampled``, ``greedy``, ``control``; ``dev``: the dev tasks at one
+    temperature), environment (empty: all; named if there are several) and level (-1: all): policy, split, decoding,
+    temperature, env, level, tasks, attempts, successes, success, low, high, pass@k and pass^k for several samples,
+    best_of_n, with a search best_of_search or "pass@budget with feedback" and search_tokens (of a task), steps,
+    steps_over_optimum (of successes, over what the task's metadata says in ``optimal_steps`` or the environment's
+    expert takes), tokens, tool_errors, recovered (share of rollouts with a tool error that succeed), valid_calls (share
+    of calls that fit a tool's schema), format_errors, violations_per_1000, and the shares of rollouts that failed by
+    each of :data:`agentrl.pipelines.parts.measures.FAILURES`. The policy is the model, or if the engine is an
+    endpoint, what is behind it: then prompt_tokens, completion_tokens, cost_usd and latency_s too. Episodes whose
+    environment failed are in none of them; the metrics count them as ``unscored``. ``trajectories`` leaves out attempts
+    at dev tasks.
     """
-    from agentrl.rollouts.runner import Attempt, tickets
-
-    policy, rows = policy_of(model, config.engine), tasks.read()
-    split = "+".join(sorted({task.split for task in rows}))
-    attempts: dict[str, dict[str, Attempt]] = {}
-    for decoding, temperature in DECODINGS.items():
-        first = sum(len(ours) for ours in attempts.values())
-        attempts[decoding] = tickets(rows, config.samples if temperature else 1, context.trajectory_id, first)
+    policy, rows, others = policy_of(model, config.engine), tasks.read(), dev.read() if dev else None
+    if others is not None:
+        refuse_shared(rows, others)
+    split = _splits(rows)
     named = model.stage if model else getattr(config.engine, "model", config.engine.type)
-    with rollout_runner(context, policy, rows, config.sampling(policy), config.engine, config.limits) as runner:
-        shards = Shards(context)
-        for shard, (decoding, all_) in enumerate(attempts.items()):
-            if ours := shards.missing(all_):
-                with_sampling = runner.sampling_as(config.sampling(policy, temperature=DECODINGS[decoding]))
-                check_room(policy, with_sampling, rows)
-                made = with_sampling.run(list(ours.values()), stream(context.seed, "evaluate", shard), list(ours))
-                shards.append([row.model_copy(update={"tags": [decoding, *row.tags]}) for row in made], shard)
-        shards.finish(len(attempts))
-        found = None
-        if config.search:
-            number, shard = sum(map(len, attempts.values())), 1 + len(attempts)
-            found = searched(context, config.search, config.best_of, runner, rows, number, shard)
+    every = [*rows, *(others or [])]
+    with rollout_runner(context, policy, every, config.sampling(policy), config.engine, config.limits) as runner:
+        rounds = Rounds(context, config, policy, runner)
+        measurements = _usual(rounds, config, rows)
+        number, shard = sum(len(one.attempts) for one in measurements), 1 + len(DECODINGS)
+        tried: list[TriedTemperature] = []
+        if others is not None:
+            tried, control = _control(rounds, config, rows, others, measurements)
+            measurements += control
+            number, shard = number + len(tried) * len(others) + config.samples * len(rows), shard + SHARDS
+        found = searched(context, config.search, config.best_of, runner, rows, number, shard) if config.search else None
     optimum = Optimum(rows, {name: environment(context, name) for name in {task.env for task in rows}})
-    results: list[dict[str, Any]] = []
-    for decoding, temperature in DECODINGS.items():
-        table = context.buffer.read(list(attempts[decoding]), ["success", "termination"])
-        warn_of_ends(table, f"{decoding} rollouts")
-        if config.compress:
-            count(context, {"out_of_context": out_of_context(table)})
-        count(context, {"unscored": table["success"].null_count} if table["success"].null_count else {})
-        by_id = {name: attempt.task for name, attempt in attempts[decoding].items()}
-        measured = _measured(context, config if temperature else _once(config), by_id, optimum)
-        if not measured:
-            raise ValueError(f"no {decoding} episode could be scored; the rows' tags say how their environment failed")
-        which = {"policy": named, "decoding": decoding, "temperature": temperature, "split": split}
-        for (env, level), part in parts(measured).items():
-            more = found.of(env, level) if found and temperature else {}
-            results.append({**which, "env": env, "level": level, **summary(part), **more})
+    which = {"policy": named, "split": split}
+    results = [
+        {**which, **row}
+        for one in measurements
+        for row in _results(one, _scored(context, config, one, optimum), found if one.decoding == "sampled" else None)
+    ]
+    if tried and best(tried) in DECODINGS.values():
+        results += [{**row, "decoding": CONTROL} for row in results if row["temperature"] == best(tried)]
     record_failures(context, runner)
-    context.metrics.update(policy=named, n_tasks=len(rows), split=split, **_metrics(results))
-    ids = [name for ours in attempts.values() for name in ours] if found else None
+    context.metrics.update(**which, n_tasks=len(rows), **_metrics(results))
+    results += [{**which, "split": _splits(others or []), **one.result()} for one in tried]
+    ids = _row_ids(context, measurements) if found or tried else None
     return Evaluation(context.table(_table(results), "results"), context.select(ids))
 
 
-def _once(config: EvaluateConfig) -> EvaluateConfig:
-    """The same for one attempt at each task."""
-    return config.model_copy(update={"samples": 1, "best_of": []})
+def _splits(tasks: Sequence[Task]) -> str:
+    return "+".join(sorted({task.split for task in tasks}))
+
+
+def _usual(rounds: Rounds, config: EvaluateConfig, tasks: Sequence[Task]) -> list[DecodedAttempts]:
+    """The attempts at temperature 1, and the greedy ones."""
+    from agentrl.rollouts.attempts import tickets
+
+    found: list[DecodedAttempts] = []
+    for decoding, temperature in DECODINGS.items():
+        first = sum(len(one.attempts) for one in found)
+        samples = config.samples if temperature else 1
+        found.append(
+            DecodedAttempts(decoding, temperature, tickets(tasks, samples, rounds.context.trajectory_id, first))
+        )
+    for shard, one in enumerate(found):
+        rounds.play(one.attempts, one.temperature, [one.decoding], tasks, shard)
+    rounds.shards.finish(len(found))
+    return found
+
+
+def _control(
+    rounds: Rounds, config: EvaluateConfig, tasks: Sequence[Task], dev: Sequence[Task], usual: Sequence[DecodedAttempts]
+) -> tuple[list[TriedTemperature], list[DecodedAttempts]]:
+    """What was tried on dev tasks, and the attempts at the best temperature; none if the ``usual`` ones are at it."""
+    from agentrl.rollouts.attempts import tickets
+
+    number, shard = sum(len(one.attempts) for one in usual), 1 + len(usual)
+    tried = choose_temperature(rounds, dev, number, shard)
+    temperature = best(tried)
+    if temperature in DECODINGS.values():
+        return tried, []
+    first = number + len(tried) * len(dev)
+    attempts = tickets(tasks, config.samples, rounds.context.trajectory_id, first)
+    rounds.play(attempts, temperature, [CONTROL], tasks, shard + SHARDS - 2)
+    rounds.shards.finish(shard + SHARDS - 1)
+    return tried, [DecodedAttempts(CONTROL, temperature, attempts)]
+
+
+def _scored(context: Context, config: EvaluateConfig, one: DecodedAttempts, optimum: Optimum) -> list[Attempted]:
+    """What counts of the rollouts of a measurement that could be scored; what is wrong with the others is counted.
+    Raises ValueError if none could be."""
+    table = context.buffer.read(list(one.attempts), ["success", "termination"])
+    warn_of_ends(table, f"{one.decoding} rollouts")
+    if config.compress:
+        count(context, {"out_of_context": out_of_context(table)})
+    count(context, {"unscored": table["success"].null_count} if table["success"].null_count else {})
+    chosen = config if one.decoding == "sampled" else config.model_copy(update={"best_of": []})
+    tasks = {name: attempt.task for name, attempt in one.attempts.items()}
+    measured = _measured(context, chosen, tasks, optimum)
+    if not measured:
+        raise ValueError(f"no {one.decoding} episode could be scored; the rows' tags say how their environment failed")
+    return measured
+
+
+def _results(
+    one: DecodedAttempts, measured: Sequence[Attempted], found: SearchedTasks | None
+) -> Iterator[dict[str, Any]]:
+    """A row of results for each environment and level, with what a search ``found``."""
+    for (env, level), part in parts(measured).items():
+        more = found.of(env, level) if found else {}
+        which = {"decoding": one.decoding, "temperature": one.temperature, "env": env, "level": level}
+        yield {**which, **summary(part), **more}
+
+
+def _row_ids(context: Context, measurements: Sequence[DecodedAttempts]) -> list[str]:
+    """The rows of these attempts, later segments too."""
+    episodes = {name for one in measurements for name in one.attempts}
+    return [name for name in context.row_ids() if episode_of(name) in episodes]
 
 
 MORE = (
@@ -167,9 +236,13 @@ MORE = (
 def _metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Metrics of the stage, from the results over all environments and levels."""
     overall = {row["decoding"]: row for row in results if (row["env"], row["level"]) == (EVERY, -1)}
-    sampled, greedy = overall["sampled"], overall["greedy"]
-    found = {"success": sampled["success"], "success_low": sampled["low"], "success_high": sampled["high"]}
-    found |= {"greedy": greedy["success"], "greedy_low": greedy["low"], "greedy_high": greedy["high"]}
+    sampled = overall["sampled"]
+    names = {"success": "sampled", "greedy": "greedy", CONTROL: CONTROL}
+    found: dict[str, Any] = {}
+    for name, one in ((name, overall[decoding]) for name, decoding in names.items() if decoding in overall):
+        found |= {name: one["success"], f"{name}_low": one["low"], f"{name}_high": one["high"]}
+    if CONTROL in overall:
+        found["control_temperature"] = overall[CONTROL]["temperature"]
     found |= {name: value for name, value in sampled.items() if "pass" in name or name in MORE}
     return {name: value for name, value in found.items() if value is not None}
 

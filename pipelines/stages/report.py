@@ -41,7 +41,8 @@ def training_report(
     their configs, seeds pooled, and paired differences on the same tasks. ``tags`` are results of ``evaluate.tags``.
     """
     read = [row for table in evaluations for row in table.table().to_pylist()]
-    results = [row for row in read if not row.get("env")]  # the others are of one of several environments
+    # the others are of one of several environments, or of tasks that a temperature was chosen on
+    results = [row for row in read if not row.get("env") and row["decoding"] != "dev"]
     for row in results:  # a policy may be evaluated on several splits
         other = row["split"] != results[0]["split"]
         row["policy"] = f"{row['policy']}, {row['split']}" if other else row["policy"]

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
-from agentrl.flows.viewer.pages.overview import EVALUATION
+from agentrl.flows.viewer.pages.overview import EVALUATION, control_of
 from agentrl.flows.viewer.query.artifacts import Artifacts, label, numbers
 from agentrl.flows.viewer.query.tables import Snapshot
 from agentrl.flows.viewer.refused import RefusedError
@@ -60,6 +60,7 @@ def evaluations(artifacts: Artifacts) -> Evaluations:
                         env=row.get("env") or "",
                         level=row["level"],
                         greedy=row["decoding"] == "greedy",
+                        control=control_of(row),
                         tasks=row["tasks"],
                         n=row.get("attempts") or row["tasks"],
                         success=row["success"],
@@ -67,6 +68,7 @@ def evaluations(artifacts: Artifacts) -> Evaluations:
                         high=row["high"],
                     )
                     for row in rows
+                    if row["decoding"] != "dev"
                 ],
             )
         )
@@ -137,21 +139,16 @@ def _arm(arm: Any) -> ComparedArm:
 
 
 ATTEMPT = ("trajectory_id", "success", "reward", "sample_index", "n_tokens", "n_tool_errors", "termination")
-STRIP = ("stage", "policy", "policy_version", "greedy")
-GREEDY = (
-    pl.col("sampling")
-    .str.json_path_match("$.temperature")
-    .cast(pl.Float64, strict=False)
-    .eq(0.0)
-    .fill_null(value=False)
-)
-"""Whether a row was sampled at temperature 0."""
+STRIP = ("stage", "policy", "policy_version", "temperature", "greedy")
+TEMPERATURE = pl.col("sampling").str.json_path_match("$.temperature").cast(pl.Float64, strict=False)
+"""The temperature that a row was sampled at; null if the row does not say."""
 
 
 def task(snapshot: Snapshot, env: str, task_id: str) -> TaskAttempts:
     """All attempts at a task, over stages and versions of policies. Raises RefusedError if there is none."""
-    rows = _attempts(snapshot, env, task_id, [*ATTEMPT, *STRIP[:-1], "sampling", "prompt", "created_at"])
-    rows = rows.with_columns(GREEDY.alias("greedy"))
+    rows = _attempts(snapshot, env, task_id, [*ATTEMPT, *STRIP[:-2], "sampling", "prompt", "created_at"])
+    rows = rows.with_columns(TEMPERATURE.alias("temperature"))
+    rows = rows.with_columns(pl.col("temperature").eq(0.0).fill_null(value=False).alias("greedy"))
     strips = [_strip(part) for part in rows.partition_by(STRIP, maintain_order=True)]
     prompts = rows["prompt"].unique(maintain_order=True).head(PROMPTS).str.slice(0, PROMPT).to_list()
     return TaskAttempts(

@@ -20,6 +20,7 @@ from agentrl.flows.viewer.wire.training import RunAnswer, RunStage
 from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.run.runs import Run, all_runs, find_run
 from agentrl.pipelines.secrets import redacted
+from agentrl.schemas.trajectory import CONTROL
 
 RUNS = 50
 POLICIES = 8
@@ -198,12 +199,18 @@ def measurements(artifacts: Artifacts) -> list[Measurement]:
                 stage=stage,
                 split=row["split"],
                 greedy=row["decoding"] == "greedy",
+                control=control_of(row),
                 success=row["success"],
                 low=row["low"],
                 high=row["high"],
                 n=row.get("attempts") or row["tasks"],
             )
             for row in rows
-            if row["level"] == -1 and not row.get("env")
+            if row["level"] == -1 and not row.get("env") and row["decoding"] != "dev"
         ]
     return found
+
+
+def control_of(row: dict[str, Any]) -> float | None:
+    """The temperature of a result of the control for sharpening; None of others."""
+    return row["temperature"] if row["decoding"] == CONTROL else None

@@ -1,6 +1,6 @@
 // Policies and levels with intervals, and the paired difference of two evaluations on the tasks of both.
 import { json, useAnswer } from "./api.js";
-import { count, decimal, percent, plural, time } from "./format.js";
+import { count, decimal, decoding, percent, plural, time } from "./format.js";
 import { useKeys } from "./keys.js";
 import { address, change, go, place } from "./location.js";
 import { Empty, Problem } from "./problem.js";
@@ -36,13 +36,13 @@ function Results({ all, than, arm }) {
   return html`<div class="wide-table" tabindex="0" role="region" aria-label="results by level"><table class="lines">
     <thead><tr><th>than</th><th>arm</th><th>policy</th><th>evaluation</th><th>split</th><th>sampling</th><th>made (UTC)</th><th class="number">all levels</th><th class="number">n</th>${levels.map((level) => html`<th class="number">${level}</th>`)}</tr></thead>
     <tbody>
-      ${all.flatMap((one) => [false, true].flatMap((greedy) => {
-        const found = one.results.filter((result) => result.greedy === greedy);
+      ${all.flatMap((one) => ["sampled", "greedy", "control"].flatMap((kind) => {
+        const found = one.results.filter((result) => kind === (result.control !== null ? "control" : result.greedy ? "greedy" : "sampled"));
         const whole = found.find((result) => result.level < 0 && !result.env) ?? found[0];
         if (!whole) return [];
         return [html`<tr>
-          <td>${greedy ? "" : choose("than", one.artifact, than)}</td><td>${greedy ? "" : choose("arm", one.artifact, arm)}</td>
-          <td>${pieces(one.policy)}</td><td>${one.stage}</td><td>${one.split}</td><td>${greedy ? "greedy" : "sampled"}</td><td>${time(one.when)}</td>
+          <td>${kind === "sampled" ? choose("than", one.artifact, than) : ""}</td><td>${kind === "sampled" ? choose("arm", one.artifact, arm) : ""}</td>
+          <td>${pieces(one.policy)}</td><td>${one.stage}</td><td>${one.split}</td><td>${decoding(whole)}</td><td>${time(one.when)}</td>
           <td class="number">${shown(whole)}</td><td class="number">${count(whole.n)}</td>
           ${levels.map((level) => {
             const result = found.find((other) => `${other.env} ${other.level}` === level);

@@ -18,6 +18,9 @@ export function decimal(value, digits = 3) {
 /** @param {number} value a share from 0 to 1 */
 export const percent = (value) => `${(100 * value).toFixed(1)} %`;
 
+/** How rollouts of an evaluation were drawn. @param {{greedy: boolean, control: number | null}} result */
+export const decoding = (result) => (result.control !== null ? `control, at its best temperature ${result.control}` : result.greedy ? "greedy" : "sampled");
+
 /** @param {number | null | undefined} value */
 export function seconds(value) {
   if (value === null || value === undefined) return "";

@@ -1,6 +1,6 @@
 // The first page: did the policy get better, what is up to date, what ran.
 import { json, useAnswer } from "./api.js";
-import { count, percent, plural, seconds, time } from "./format.js";
+import { count, decoding, percent, plural, seconds, time } from "./format.js";
 import { Graph, StageTable } from "./graph.js";
 import { useKeys } from "./keys.js";
 import { useChanges, useUnfinished } from "./live.js";
@@ -74,7 +74,7 @@ function Better({ results }) {
           <td>${result.policy}</td>
           <td><a href=${address("/buffer", { filter: `stage = '${result.stage.replaceAll("'", "''")}'` })}>${result.stage}</a></td>
           <td>${result.split}</td>
-          <td>${result.greedy ? "greedy" : "sampled"}</td>
+          <td>${decoding(result)}</td>
           <td class="number">${percent(result.success)}</td>
           <td class="number">${percent(result.low)} to ${percent(result.high)}</td>
           <td class="number">${count(result.n)}</td>
@@ -83,16 +83,18 @@ function Better({ results }) {
       )}
     </tbody>
   </table>
-  <p class="soft">● sampled at temperature 1, ○ greedy; the line is Wilson's 95 % interval</p>`;
+  <p class="soft">● sampled at temperature 1, ○ greedy, ◆ at the temperature that did best on dev tasks: the control for sharpening, which training has to beat; the line is Wilson's 95 % interval</p>`;
 }
 
-/** @param {{success: number, low: number, high: number, greedy: boolean}} props */
-function Interval({ success, low, high, greedy }) {
+/** @param {{success: number, low: number, high: number, greedy: boolean, control: number | null}} props */
+function Interval({ success, low, high, greedy, control }) {
   const at = (/** @type {number} */ value) => `${(100 * value).toFixed(2)}%`;
   return html`<svg class="interval" width="100%" height="16" aria-hidden="true">
     <line class="axis" x1="0" x2="100%" y1="8" y2="8" />
     <line class="range" x1=${at(low)} x2=${at(high)} y1="8" y2="8" />
-    <circle class=${greedy ? "hollow" : "full"} cx=${at(success)} cy="8" r="4" />
+    ${control === null
+      ? html`<circle class=${greedy ? "hollow" : "full"} cx=${at(success)} cy="8" r="4" />`
+      : html`<svg x=${at(success)} overflow="visible"><path d="M0 3 L5 8 L0 13 L-5 8 Z" /></svg>`}
   </svg>`;
 }
 

@@ -34,7 +34,7 @@ export function TaskPage() {
     <p class="soft">Press an attempt to choose it; two chosen ones are aligned below.</p>
     <table class="lines strips"><thead><tr><th>stage</th><th>policy</th><th class="number">version</th><th class="number">success</th><th class="number">95 % interval</th><th class="number">n</th><th>attempts</th></tr></thead><tbody>
       ${value.strips.map((strip) => html`<tr>
-        <td>${pieces(strip.stage)}</td><td>${pieces(strip.policy)}${strip.greedy ? ", greedy" : ""}</td><td class="number">${strip.policy_version}</td>
+        <td>${pieces(strip.stage)}</td><td>${pieces(strip.policy)}${strip.greedy ? ", greedy" : strip.temperature === null || strip.temperature === 1 ? "" : `, temperature ${strip.temperature}`}</td><td class="number">${strip.policy_version}</td>
         <td class="number">${strip.success === null ? "–" : percent(strip.success)}</td>
         <td class="number">${strip.low === null || strip.high === null ? "–" : `${percent(strip.low)} to ${percent(strip.high)}`}</td>
         <td class="number">${count(strip.n)}</td>

@@ -7,11 +7,14 @@ from agentrl.flows.viewer.wire import Answer
 
 
 class LevelResult(Answer):
-    """Success on one level of one environment; ``level`` -1 is all levels, ``env`` "" all environments."""
+    """Success on one level of one environment; ``level`` -1 is all levels, ``env`` "" all environments.
+    ``control`` is the temperature that did best on dev tasks, if this is success at it as the control for
+    sharpening."""
 
     env: str
     level: int
     greedy: bool
+    control: float | None
     tasks: int
     n: int
     success: float
@@ -97,13 +100,14 @@ class AttemptLine(Answer):
 
 
 class Strip(Answer):
-    """The attempts of one version of one policy in one stage, greedy or sampled, in the order of time (at most 1,024),
+    """The attempts of one version of one policy in one stage at one temperature, in the order of time (at most 1,024),
     with success over the ``n`` that have an outcome, and its Wilson interval; they are None if none has. The segments
     of an episode are one attempt. ``rows`` counts all attempts."""
 
     stage: str
     policy: str
     policy_version: int
+    temperature: float | None
     greedy: bool
     rows: int
     n: int

@@ -46,12 +46,14 @@ class RunLine(Answer):
 
 class Measurement(Answer):
     """Success of one policy on one split in one stage, greedy or sampled, with Wilson's 95 % interval. ``n`` rows have
-    an outcome."""
+    an outcome. ``control`` is the temperature that did best on dev tasks, if this is success at it as the control for
+    sharpening."""
 
     policy: str
     stage: str
     split: str
     greedy: bool
+    control: float | None
     success: float
     low: float
     high: float

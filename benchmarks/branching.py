@@ -130,8 +130,8 @@ def pairs() -> bool:
     mean reward through it; or of steps that are worth what four continuations before and after each of the two least
     certain turns say. These are so many that fewer tasks have as many tokens."""
     from agentrl.pipelines.methods.agentq.pairs import agentq
+    from agentrl.pipelines.methods.fork.fork import fork
     from agentrl.pipelines.methods.slicing.steps import value
-    from agentrl.pipelines.stages.fork import fork
     from agentrl.pipelines.stages.train import dpo
     from agentrl.pipelines.stages.trajectories import reject, sample
 
@@ -214,8 +214,8 @@ def ipr() -> bool:
     and as many tokens of rollouts give otherwise."""
     from agentrl.pipelines.methods.agentq.pairs import agentq
     from agentrl.pipelines.methods.eto.outcome import outcome
+    from agentrl.pipelines.methods.fork.fork import fork
     from agentrl.pipelines.methods.slicing.steps import value
-    from agentrl.pipelines.stages.fork import fork
     from agentrl.pipelines.stages.train import dpo
     from agentrl.pipelines.stages.trajectories import reject, synthesize
 
@@ -298,7 +298,7 @@ def dagger() -> bool:
 
 def recovery(setting: Setting, model: Any) -> dict[str, float]:
     """Task -> success after a planted wrong turn: the first door leads away from the goal, then the policy acts."""
-    from agentrl.pipelines.stages.fork import fork
+    from agentrl.pipelines.methods.fork.fork import fork
     from agentrl.rollouts.demonstrations import demonstrate
 
     house, tasks = _astray(), setting.judged.read()

@@ -80,7 +80,7 @@ def drawn(setting: Setting, rows: Any, draw: dict[str, Any]) -> Any:
 
 
 def counterfactual() -> bool:
-    from agentrl.pipelines.stages.fork import fork
+    from agentrl.pipelines.methods.fork.fork import fork
     from agentrl.pipelines.stages.train import offline
     from agentrl.pipelines.stages.trajectories import reject, sample
 

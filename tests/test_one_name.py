@@ -159,6 +159,8 @@ def test_an_installation_has_one_name(python: Path, project: Path) -> None:
     found = called(python, project / "empty", "-c", find % (PARTS,))
     assert found.startswith("[] "), found
     assert str(python.parents[1]) in found
+    checked = called(python, project / "empty", "-m", "agentrl.flows.cli", "validate", "methods/dagger")
+    assert "methods/dagger/pipeline.yaml: pipeline dagger is valid" in checked
 
 
 @pytest.mark.slow

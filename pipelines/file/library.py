@@ -37,7 +37,7 @@ STAGES = {
     "train.sft": "agentrl.pipelines.stages.train:sft",
     "trajectories.correct": "agentrl.pipelines.methods.dagger.correct:correct",
     "trajectories.curate": "agentrl.pipelines.stages.curate:curate",
-    "trajectories.fork": "agentrl.pipelines.stages.fork:fork",
+    "trajectories.fork": "agentrl.pipelines.methods.fork.fork:fork",
     "trajectories.import": "agentrl.pipelines.stages.imports:import_",
     "trajectories.negatives": "agentrl.pipelines.stages.trajectories:negatives",
     "trajectories.rationalize": "agentrl.pipelines.methods.star.rationalize:rationalize",

@@ -16,10 +16,10 @@ from agentrl.online.observed import Observed
 from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.methods.eto.outcome import outcome
+from agentrl.pipelines.methods.fork.fork import fork
 from agentrl.pipelines.parts.shards import Shards
 from agentrl.pipelines.stage import Context
 from agentrl.pipelines.stages.evaluate import evaluate
-from agentrl.pipelines.stages.fork import fork
 from agentrl.pipelines.stages.grpo import OnlineConfig, online
 from agentrl.pipelines.stages.online_log import OnlineLog
 from agentrl.pipelines.stages.score import score

@@ -14,7 +14,7 @@ from agentrl.environments.scripted import NoExpertError
 from agentrl.pipelines.handles import Model, Trajectories
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.methods.dagger.correct import correct
-from agentrl.pipelines.stages.fork import fork
+from agentrl.pipelines.methods.fork.fork import fork
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import sft
 from agentrl.pipelines.stages.trajectories import synthesize

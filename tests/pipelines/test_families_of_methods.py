@@ -17,10 +17,10 @@ from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness, Result
 from agentrl.pipelines.methods.compress.segment import segment
 from agentrl.pipelines.methods.dagger.correct import correct
+from agentrl.pipelines.methods.fork.fork import fork
 from agentrl.pipelines.methods.hindsight.relabel import relabel
 from agentrl.pipelines.methods.splice.splice import splice
 from agentrl.pipelines.methods.team.team import team
-from agentrl.pipelines.stages.fork import fork
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import sft
 from agentrl.pipelines.stages.trajectories import sample

@@ -14,9 +14,9 @@ from agentrl.environments.rooms.environment import Rooms
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.methods.dagger.correct import correct
+from agentrl.pipelines.methods.fork.fork import fork
 from agentrl.pipelines.methods.slicing.estimates import estimate
 from agentrl.pipelines.methods.slicing.steps import value
-from agentrl.pipelines.stages.fork import fork
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.rollouts.continuations import check_continuation, node

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ import yaml
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.pipelines.file.document import METHODS
+from agentrl.pipelines.file.library import resolve
 from agentrl.pipelines.file.load import load
 from agentrl.pipelines.plan.plan import Status, make_plan
+from agentrl.pipelines.stage import Stage
 from benchmarks.smallest import smallest
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +43,31 @@ def smallest_method(name: str) -> dict[str, Any]:
             changes["with"].pop("samples", None)
         found["stages"]["warm"]["with"] |= {"steps": 150, "batch": 16}
     return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_of_a_method_has_its_parts_and_examples_that_are_valid(name: str) -> None:
+    page = (METHODS / name / "README.md").read_text()
+    assert f"agentrl run methods/{name}" in page
+    assert "## Measured effect" in page
+    for example in re.findall(r"```yaml\n(.*?)```", page, re.S):
+        for stage, entry in yaml.safe_load(example).items():
+            if stage == "with":  # of train.online
+                resolve("train.online").config.model_validate({"iterations": 1, "tasks": 1, **entry})
+                continue
+            used = resolve(entry["uses"])
+            assert set(entry.get("inputs", {})) <= set(used.inputs), (stage, used.inputs)
+            given = {key: {"init": "tiny"} if key == "model" else 1 for key in ("model", "steps") if needs(used, key)}
+            used.config.model_validate({**given, **entry.get("with", {})})
+
+
+def needs(used: Stage, key: str) -> bool:
+    return key in used.config.model_fields and used.config.model_fields[key].is_required()
+
+
+def test_each_method_is_in_the_table() -> None:
+    table = (ROOT / "docs/methods.md").read_text()
+    assert [name for name in NAMES if f"pipelines/methods/{name}/README.md" not in table] == []
 
 
 @pytest.mark.slow

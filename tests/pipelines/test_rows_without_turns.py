@@ -14,8 +14,8 @@ from agentrl.pipelines.methods.agentq.pairs import agentq
 from agentrl.pipelines.methods.compress.segment import segment
 from agentrl.pipelines.methods.dagger.correct import correct
 from agentrl.pipelines.methods.eto.outcome import outcome
+from agentrl.pipelines.methods.fork.fork import fork
 from agentrl.pipelines.methods.slicing.steps import value
-from agentrl.pipelines.stages.fork import fork
 from agentrl.pipelines.stages.trajectories import sample
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Role, Termination

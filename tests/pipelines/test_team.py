@@ -15,8 +15,8 @@ from agentrl.engines.configs import EmbeddedConfig
 from agentrl.environments.rooms.values import ANSWER
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.methods.fork.fork import fork
 from agentrl.pipelines.methods.team.team import team
-from agentrl.pipelines.stages.fork import fork
 from agentrl.pipelines.stages.train import offline
 from agentrl.pipelines.stages.trajectories import sample
 from agentrl.schemas.trajectory import REPLACED, Message, Role, Span, Trajectory

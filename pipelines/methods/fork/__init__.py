@@ -1,0 +1,1 @@
+"""Continuations: stored rows go on from one of their turns."""

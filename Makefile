@@ -8,7 +8,7 @@ ADAPTERS_VENV ?= .venv-adapters
 VIEWERS ?= .venv-viewers
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-viewer chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-families bench-viewer clean
+.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-viewer chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -85,7 +85,7 @@ bench-families: $(VENV)/.run bubblewrap
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 	$(BIN)/python benchmarks/scale_store.py
 
-bench-buffer bench-pipelines bench-training bench-learning bench-methods bench-scale bench-formats bench-online: $(VENV)/.bench
+bench-buffer bench-pipelines bench-training bench-learning bench-methods bench-scale bench-formats bench-online bench-prompts: $(VENV)/.bench
 	$(BIN)/python benchmarks/$(@:bench-%=%).py
 
 # against the viewers of inspect-ai, arize-phoenix and trackio, each in an interpreter of its own; the store, and what those were
@@ -119,7 +119,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing what tests and checks need ..."
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,formats,vllm,serve,view,math,mcp,gymnasium,openai,lora,trackers,parity,deepspeed,ray]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,minilm,formats,vllm,serve,view,math,mcp,gymnasium,openai,lora,trackers,parity,deepspeed,ray]'
 	@touch $@
 
 # axe-core and the compiler of TypeScript come from npm, at the versions and hashes of package-lock.json

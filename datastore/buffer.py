@@ -228,23 +228,23 @@ class TrajectoryBuffer:
 
         return BufferBatches(self, ids, batch_rows, **options)
 
-    def search(self, text: str, k: int = 5, *, embedder: str = "embedded", **options: Any) -> "pl.DataFrame":
+    def search(self, text: str, k: int = 5, *, embedder: str | None = None, **options: Any) -> "pl.DataFrame":
         """The ``k`` rows whose prompts are nearest to a text; see :meth:`SearchIndex.search` for the options, among
-        them ``where``, which filters before anything is ranked. Builds the index, or brings it up to date."""
+        them ``where``, which filters before anything is ranked. Builds the index, or brings it up to date. If no
+        ``embedder`` is named, it is MiniLM if that is installed, else the buffer's own words."""
         return self._index(embedder).search(text, k, **options)
 
-    def experience(self, prompt: str, *, embedder: str = "embedded", **options: Any) -> "list[Demonstration]":
+    def experience(self, prompt: str, *, embedder: str | None = None, **options: Any) -> "list[Demonstration]":
         """Successful runs of tasks like this one, as demonstrations; see :func:`experience` for the options."""
         from agentrl.datastore.search.experience import experience
 
         return experience(self._index(embedder), prompt, **options)
 
-    def _index(self, embedder: str) -> "SearchIndex":
+    def _index(self, embedder: str | None) -> "SearchIndex":
         from agentrl.datastore.search.index import SearchIndex
 
-        if embedder not in self._indexes:
-            self._indexes[embedder] = SearchIndex(self, embedder)
-        return self._indexes[embedder]
+        index = SearchIndex(self, embedder)
+        return self._indexes.setdefault(index.name, index)
 
     def stats(self, version: int | datetime | None = None) -> dict[str, Any]:
         """Totals, and under ``stages`` one row per stage of a pipeline: rows, tasks, tokens, rows without ``success``

@@ -59,7 +59,13 @@ SplitOfAll = Annotated[str | None, typer.Option("--split", help="Split of all ro
 Selection = Annotated[
     str | None, typer.Option(help="A selection: TAG, the STAGE that made it, PIPELINE:STAGE, or STAGE/FINGERPRINT")
 ]
-Embedder = Annotated[str, typer.Option(help="sentence-transformers model or path, or the embedded default")]
+Embedder = Annotated[
+    str | None,
+    typer.Option(
+        help="minilm, embedded (the buffer's own words), or a sentence-transformers model or path; default: minilm if "
+        "the extra of that name is installed, else embedded",
+    ),
+]
 Name = Annotated[str, typer.Option(help="Name of the selection in the catalog")]
 Best = Annotated[int, typer.Option("--k", "-k", min=1, help="How many, best first")]
 Format = Annotated[str, typer.Option("--format", "-f", help="Format to write; see docs/reference/formats.md")]

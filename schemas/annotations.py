@@ -17,10 +17,12 @@ class External:
     ``base: Annotated[str, External("model")]``.
 
     What lies there enters the fingerprint by content: for a tokenizer the tokenizer's files alone, otherwise every
-    file of a folder. Relative paths are relative to the current directory.
+    file of a folder. Relative paths are relative to the current directory. ``inside`` lists values that name something
+    of ours: such a value counts as it is.
     """
 
     what: Literal["model", "tokenizer", "file"] = "file"
+    inside: tuple[str, ...] = ()
 
 
 ADDED = "added"

@@ -24,7 +24,7 @@ from agentrl.datastore.read import sql
 from agentrl.datastore.read.lookup import Ids, id_array
 from agentrl.datastore.read.ranking import RANK
 from agentrl.datastore.read.scores import rescored
-from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
+from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, pretrained
 from agentrl.datastore.table.writer import SCALARS
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Work:
     @cached_property
     def embedder(self) -> Embedder:
         if self.embedder_name != EMBEDDED:
-            return SentenceEmbedder(self.embedder_name)
+            return pretrained(self.embedder_name)
         prompts = self.column(lambda rows: rows.select(pl.col("prompt").unique().sort()))
         return LatentEmbedder.fit([*prompts, *self.heldout], seed=self.seed)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from agentrl.datastore.curation.text import Part
+from agentrl.datastore.search.embedding import EmbedderChoice
 from agentrl.schemas.choice import OneOf
 
 if TYPE_CHECKING:
@@ -201,4 +202,6 @@ class Rules(BaseModel):
 
     rules: list[Rule]
     seed: int = 0
-    embedder: str = Field("embedded", description="sentence-transformers model or path, or the embedded default")
+    embedder: EmbedderChoice = Field(
+        "embedded", description="embedded (the buffer's own words), minilm, or a sentence-transformers model or path"
+    )

@@ -1,23 +1,28 @@
 """Texts as unit vectors, float32 ``[texts, dimensions]``.
 
-Any sentence-transformers model, by name or path, or the embedded default: latent semantic analysis (Deerwester et al.,
-1990), that is TF-IDF over words and word pairs and a truncated SVD, fitted on the buffer's own text. It needs no
-download and no torch, and its three arrays are kept beside the index.
+MiniLM if the extra ``minilm`` is installed, any sentence-transformers model by name or path, or ``embedded``: latent
+semantic analysis (Deerwester et al., 1990), that is TF-IDF over words and word pairs and a truncated SVD, fitted on the
+buffer's own text. That needs no download and no torch, and its three arrays are kept beside the index.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.optional import optional
+from agentrl.datastore.search.minilm import MINILM, is_installed, minilm
 from agentrl.datastore.storage.digest import digest as content_digest
+from agentrl.schemas.annotations import External
 
 EMBEDDED = "embedded"
+EmbedderChoice = Annotated[str, External("model", inside=(EMBEDDED, MINILM))]
+"""Type of a config field that names an embedder. A folder counts by its content; the weights of MiniLM are pinned. A
+stage does not take what is installed: what it finds must not depend on the machine."""
 DIMENSIONS = 128
 MAX_TERMS = 50_000
 FIT_TEXTS = 50_000
@@ -26,12 +31,29 @@ FIT_TEXTS = 50_000
 class Embedder(Protocol):
     identity: str
     """Names the model by its content: vectors of one identity may be compared."""
+    neural: bool
+    """Whether it was trained elsewhere, so that it knows what words mean."""
 
     def encode(self, texts: Sequence[str]) -> np.ndarray: ...
+
+    def cut(self, texts: Sequence[str]) -> int:
+        """How many texts are longer than what it looks at, which is their beginning."""
+
+
+def default_embedder() -> str:
+    """The one that is used if none is named: MiniLM if it is installed, else the buffer's own words."""
+    return MINILM if is_installed() else EMBEDDED
+
+
+def pretrained(name: str) -> Embedder:
+    """The embedder of a name, other than the one that is fitted. Raises StoreError if it is not there."""
+    return minilm() if name == MINILM else SentenceEmbedder(name)
 
 
 class LatentEmbedder:
     """TF-IDF and SVD. ``idf`` is [terms], ``components`` [terms, dimensions]."""
+
+    neural = False
 
     def __init__(self, vocabulary: dict[str, int], idf: np.ndarray, components: np.ndarray) -> None:
         self.vocabulary = vocabulary
@@ -70,6 +92,9 @@ class LatentEmbedder:
         counter.idf_ = self.idf
         return unit(counter.transform(list(texts)) @ self.components)
 
+    def cut(self, texts: Sequence[str]) -> int:
+        return 0
+
     def save(self, path: Path) -> None:
         terms = sorted(self.vocabulary, key=self.vocabulary.__getitem__)
         np.savez(path, terms=np.array(json.dumps(terms)), idf=self.idf, components=self.components)
@@ -87,20 +112,36 @@ _TOKEN = r"(?u)\b\w+\b"
 class SentenceEmbedder:
     """A sentence-transformers model, by name on the hub or by path."""
 
+    neural = True
+
     def __init__(self, name: str) -> None:
         library = optional("sentence_transformers", "retrieval")
+        from transformers.utils import logging
+
+        shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
         try:
             self._model: Any = library.SentenceTransformer(name, device="cpu" if not _has_gpu() else None)
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise StoreError(
-                f"no sentence-transformers model at {name!r}: {reason}; give a folder, a model name, or {EMBEDDED!r}"
+                f"no sentence-transformers model at {name!r}: {reason}; give a folder, a model name, {MINILM!r} "
+                f"or {EMBEDDED!r}"
             ) from None
+        finally:
+            if shown:
+                logging.enable_progress_bar()
         self.identity = f"path-{content_digest(name)}" if Path(name).is_dir() else f"hub-{name}"
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         vectors = self._model.encode(list(texts), convert_to_numpy=True, show_progress_bar=False)
         return unit(np.asarray(vectors, dtype=np.float32).reshape(len(texts), -1))
+
+    def cut(self, texts: Sequence[str]) -> int:
+        limit = getattr(self._model, "max_seq_length", None)
+        if limit is None or limit == float("inf"):
+            return 0
+        return sum(len(ids) > limit for ids in self._model.tokenizer(list(texts), truncation=False)["input_ids"])
 
 
 def _has_gpu() -> bool:

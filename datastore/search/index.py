@@ -9,7 +9,7 @@ import json
 import re
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -22,9 +22,11 @@ import pyarrow.parquet as pq
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read import sql
 from agentrl.datastore.read.ranking import RANK
-from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
+from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, default_embedder, pretrained
 from agentrl.datastore.search.exact import mmr, nearest, top
+from agentrl.datastore.search.fusion import LATENT, NEURAL, fused, nearness
 from agentrl.datastore.search.lexical import Lexical
+from agentrl.datastore.search.minilm import MINILM
 from agentrl.datastore.storage.lease import hold
 from agentrl.datastore.storage.ownership import mark
 
@@ -34,39 +36,51 @@ if TYPE_CHECKING:
 Method = Literal["dense", "lexical", "hybrid"]
 Where = pl.Expr | str | None
 
-RRF = 60
-"""Constant of reciprocal rank fusion (Cormack et al., 2009)."""
+Progress = Callable[[int, int], None]
+"""Is told how many prompts are embedded, and of how many."""
+
 POOL = 10
-"""Candidates per result that fusion and MMR choose from."""
+"""Candidates per result that MMR chooses from."""
 PART, BATCH = 50_000, 8192
 """Prompts of a part when it is written, and prompts that are read from one at a time."""
+SHOWN = 1024
+"""Prompts that are embedded between two reports of progress."""
 COLUMNS = ("trajectory_id", "task_id", "env", "split", "success", "reward", "n_steps", "n_tokens", "prompt")
 
 
 @dataclass(frozen=True)
 class State:
     """What an index was built for, and the parts that hold its texts. ``stale``: commits of the table that it has not
-    seen."""
+    seen; ``cut``: texts of which the embedder looks at the beginning only."""
 
     embedder: str
     table_version: int
     texts: int
     stale: int
+    cut: int = 0
     parts: tuple[str, ...] = ()
 
 
 class SearchIndex:
-    """Search over one buffer with one embedder (``embedded``, or a sentence-transformers name or path)."""
+    """Search over one buffer with one embedder: ``minilm``, ``embedded``, or a sentence-transformers name or path;
+    None is :func:`default_embedder`."""
 
-    def __init__(self, buffer: "TrajectoryBuffer", embedder: str = EMBEDDED) -> None:
+    def __init__(self, buffer: "TrajectoryBuffer", embedder: str | None = None) -> None:
         self.buffer = buffer
-        self.name = embedder
-        self.folder = f"index/{re.sub(r'[^A-Za-z0-9_.-]+', '_', embedder).strip('._') or 'model'}"
+        self.name = embedder or default_embedder()
+        self.folder = f"index/{re.sub(r'[^A-Za-z0-9_.-]+', '_', self.name).strip('._') or 'model'}"
         self._texts: list[str] = []
-        self._vectors = np.zeros((0, 0), dtype=np.float32)
+        self._keep(np.zeros((0, 0), dtype=np.float32))
         self._loaded: tuple[str, ...] | None = None
         self._rows: tuple[int, pl.DataFrame] | None = None
         self._lexical: tuple[int, Lexical] | None = None
+
+    @classmethod
+    def of_store(cls, buffer: "TrajectoryBuffer") -> "SearchIndex | None":
+        """The index of the embedder that is used if none is named, or else of one that is on another machine; None if
+        none was made."""
+        indexes = (cls(buffer, name) for name in dict.fromkeys([default_embedder(), MINILM, EMBEDDED]))
+        return next((index for index in indexes if index.state()), None)
 
     # state
 
@@ -86,13 +100,14 @@ class SearchIndex:
             seen,
             int(str(meta["texts"])),
             max(0, newest - seen),
+            int(str(meta.get("cut", 0))),
             tuple(map(str, meta["parts"])),  # type: ignore[call-overload]
         )
 
     @cached_property
     def embedder(self) -> Embedder:
         if self.name != EMBEDDED:
-            return SentenceEmbedder(self.name)
+            return pretrained(self.name)
         path = self.buffer.place.working_folder() / f"embedder-{mark(self.buffer.place.working_folder())}.npz"
         stored = self.buffer.place.read(f"{self.folder}/model.npz")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,9 +125,9 @@ class SearchIndex:
     def _prompts(self) -> list[str]:
         return self.buffer.scan().select(pl.col("prompt").unique().sort()).collect()["prompt"].to_list()
 
-    def refresh(self, rebuild: bool = False) -> State:
-        """Embed the prompts that are new since the last refresh. ``rebuild`` starts over, with a newly fitted default
-        embedder. Raises if the stored vectors are another model's, which cannot be compared."""
+    def refresh(self, rebuild: bool = False, progress: Progress | None = None) -> State:
+        """Embed the prompts that are new since the last refresh. ``rebuild`` starts over, with ``embedded`` fitted
+        anew. Raises if the stored vectors are another model's, which cannot be compared."""
         with hold(self.buffer.place, f"locks/{self.folder.replace('/', '-')}.lock"):
             if rebuild:
                 self.buffer.place.delete(self.folder)
@@ -121,12 +136,12 @@ class SearchIndex:
             version = self.buffer.table().version()
             meta = self._meta()
             if meta is None or meta["table_version"] != version:
-                self._extend(meta, version)
+                self._extend(meta, version, progress or (lambda done, total: None))
         found = self.state()
         assert found is not None
         return found
 
-    def _extend(self, meta: dict[str, object] | None, version: int) -> None:
+    def _extend(self, meta: dict[str, object] | None, version: int, progress: Progress) -> None:
         if meta is not None and meta["embedder"] != self.embedder.identity:
             raise StoreError(
                 f"the index {self.folder} was made by {meta['embedder']}, this embedder is {self.embedder.identity}; "
@@ -136,9 +151,15 @@ class SearchIndex:
         self._load()
         known = set(self._texts)
         new = [text for text in self._prompts() if text not in known]
+        cut = int(str(meta.get("cut", 0))) if meta else 0
         for first in range(0, len(new), PART):
             some = new[first : first + PART]
-            vectors = self.embedder.encode(some)
+            pieces = []
+            for start in range(0, len(some), SHOWN):
+                pieces.append(self.embedder.encode(some[start : start + SHOWN]))
+                cut += self.embedder.cut(some[start : start + SHOWN])
+                progress(first + start + len(pieces[-1]), len(new))
+            vectors = np.concatenate(pieces)
             parts.append(f"part-{len(parts):05d}-{uuid.uuid4().hex[:8]}.parquet")
             flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel(), pa.float32()), vectors.shape[1])
             sink = pa.BufferOutputStream()
@@ -148,6 +169,7 @@ class SearchIndex:
             "embedder": self.embedder.identity,
             "table_version": version,
             "texts": len(known) + len(new),
+            "cut": cut,
             "parts": parts,
         }
         self.buffer.place.write(f"{self.folder}/index.json", json.dumps(body, indent=2).encode())
@@ -158,14 +180,21 @@ class SearchIndex:
         if state is None or self._loaded == state.parts:
             return
         self._texts, filled = [], 0
+        every = np.zeros((0, 0), np.float32)
         for texts, vectors in self.batches(state):
             if not filled:
-                self._vectors = np.empty((state.texts, vectors.shape[1]), np.float32)
-            self._vectors[filled : filled + len(texts)] = vectors
+                every = np.empty((state.texts, vectors.shape[1]), np.float32)
+            every[filled : filled + len(texts)] = vectors
             self._texts += texts
             filled += len(texts)
+        self._keep(every)
         self._loaded = state.parts
         self._rows = self._lexical = None
+
+    def _keep(self, vectors: np.ndarray) -> None:
+        """Vectors [texts, dimensions] and their mean, whose product with a query is the mean of its cosines."""
+        self._vectors = vectors
+        self._mean = vectors.mean(0) if len(vectors) else np.zeros(vectors.shape[1], np.float32)
 
     def batches(self, state: State) -> Iterator[tuple[list[str], np.ndarray]]:
         """The prompts that the index held in this state, in the order in which they came to it, and their vectors,
@@ -190,20 +219,22 @@ class SearchIndex:
         diverse: float | None = None,
         per_task: int | None = None,
         refresh: bool = True,
+        progress: Progress | None = None,
     ) -> pl.DataFrame:
         """The ``k`` rows whose prompts are nearest, with ``score``, best first; among equal prompts, best runs first.
 
         ``where`` (an expression, or SQL) filters before anything is ranked. ``diverse`` between 0 and 1 re-ranks by
-        MMR, 1 being relevance alone. ``per_task`` limits rows of one task. ``score`` is a cosine, a BM25 score, or a
-        sum of reciprocal ranks, by ``method``. If the index knows no word of the text, no row is returned. Without
-        ``refresh`` a stale index answers as it is, with a warning.
+        MMR, 1 being relevance alone. ``per_task`` limits rows of one task. ``method``: ``dense`` is the cosine,
+        ``lexical`` BM25, and ``hybrid`` one score of cosine and shared words, at most 1, which trusts a neural embedder
+        more than one that is fitted on the buffer (:mod:`fusion`). If a fitted one knows no word of the text, no row is
+        returned. Without ``refresh`` a stale index answers as it is, with a warning.
         """
         if k < 1:
             raise StoreError(f"k {k} is less than 1")
         if diverse is not None and not 0 <= diverse <= 1:
             raise StoreError(f"diverse {diverse} is not between 0 (only unlike results) and 1 (only relevance)")
         if refresh or self._meta() is None:
-            self.refresh()
+            self.refresh(progress=progress)
         elif (state := self.state()) and state.stale:
             warnings.warn(
                 f"the index has not seen the last {state.stale} commits of the buffer; `agentrl buffer index` brings "
@@ -261,21 +292,18 @@ class SearchIndex:
             best = top(scores, k, allowed)
             best = best[scores[best] > 0]  # texts that share no word are not results
             return best, scores[best]
+        if not len(self._vectors):
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+        query = self.embedder.encode([text])[0]
+        known = bool(query.any())  # if the embedder knows none of the words, nothing is nearer than anything else
         if method == "dense":
-            if not len(self._vectors):
-                return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
-            query = self.embedder.encode([text])[0]
-            if not query.any():  # the embedder knows none of its words, so nothing is nearer than anything else
-                return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
             everything = len(allowed) == len(self._texts)
-            return nearest(self._vectors, query, k, None if everything else allowed)
-        fused = np.zeros(len(self._texts))
-        for one in ("dense", "lexical"):
-            best, _ = self._rank(text, allowed, k, one)
-            fused[best] += 1 / (RRF + 1 + np.arange(len(best)))
-        best = top(fused, k, allowed)
-        best = best[fused[best] > 0]
-        return best, fused[best]
+            return nearest(self._vectors, query, k if known else 0, None if everything else allowed)
+        near = nearness(self._vectors @ query, float(self._mean @ query))
+        share = self._bm25().shares(text)
+        scores = fused(near, share, NEURAL if self.embedder.neural else LATENT)
+        best = top(scores, k, allowed if known else allowed[share[allowed] > 0])
+        return best, scores[best]
 
     def _bm25(self) -> Lexical:
         if self._lexical is None or self._lexical[0] != len(self._texts):

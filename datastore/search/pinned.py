@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, SentenceEmbedder
+from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, pretrained
 from agentrl.datastore.search.index import COLUMNS, SearchIndex, State, Where
 
 if TYPE_CHECKING:
@@ -27,15 +27,17 @@ class PinnedIndex(SearchIndex):
             raise StoreError("there are no rows to search")
         numbers = pl.DataFrame({"prompt": self._texts, "__text": np.arange(len(self._texts))})
         self._own = rows.join(numbers, on="prompt", how="inner")
-        self._vectors = self.embedder.encode(self._texts)
+        self._keep(self.embedder.encode(self._texts))
 
     @cached_property
     def embedder(self) -> Embedder:
-        return LatentEmbedder.fit(self._texts) if self.name == EMBEDDED else SentenceEmbedder(self.name)
+        return LatentEmbedder.fit(self._texts) if self.name == EMBEDDED else pretrained(self.name)
 
     def refresh(self, rebuild: bool = False) -> State:
         """Nothing is new to given rows."""
-        return State(self.embedder.identity, self.buffer.version or 0, len(self._texts), 0)
+        return State(
+            self.embedder.identity, self.buffer.version or 0, len(self._texts), 0, self.embedder.cut(self._texts)
+        )
 
     def _load(self) -> None:
         """It is in memory."""

@@ -9,6 +9,7 @@ from agentrl.flows.commands._common import fail, open_buffer, print_rows
 from agentrl.flows.commands.buffer_read import version
 from agentrl.flows.options import At, Best, DryRun, Embedder, Json, Name, Rows, Seed, Store, Where, command
 from agentrl.flows.terminal import say, say_json
+from agentrl.schemas.installation import install_hint
 
 if TYPE_CHECKING:
     from agentrl.datastore.curation.rules import Rules
@@ -23,19 +24,29 @@ def search(
     store: Store = "store",
     k: Best = 5,
     where: Where = None,
-    method: Annotated[str, typer.Option(help="dense, lexical or hybrid")] = "hybrid",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="dense (by the embedder), lexical (BM25), or hybrid (both, weighed by what they are worth: a neural "
+            "embedder more than the buffer's own words)"
+        ),
+    ] = "hybrid",
     diverse: Annotated[float | None, typer.Option(min=0, max=1, help="MMR: 1 is relevance alone")] = None,
     per_task: Annotated[int | None, typer.Option(min=1, help="At most this many rows of one task")] = None,
-    embedder: Embedder = "embedded",
+    embedder: Embedder = None,
     as_json: Json = False,
 ) -> None:
     """Find the trajectories whose tasks are nearest to a text."""
+    from agentrl.datastore.search.embedding import EMBEDDED, default_embedder
+
     if method not in ("dense", "lexical", "hybrid"):
         raise fail(f"error: --method {method!r}: allowed are dense, lexical, hybrid")
     options = {"where": where, "method": method, "diverse": diverse, "per_task": per_task}
     found = open_buffer(store).search(text, k, embedder=embedder, **options)
     if not found.height and not as_json:
-        known = "; the embedded default knows the words of the buffer's prompts and no others"
+        known = (
+            "" if (embedder or default_embedder()) != EMBEDDED else "; the buffer's own words are known, and no others"
+        )
         say(f"nothing matched {text!r}{' among the rows that pass --where' if where else ''}{known}")
         return
     columns = found.columns if as_json else ["trajectory_id", "score", "success", "reward", "n_steps", "prompt"]
@@ -45,20 +56,31 @@ def search(
 @command(app)
 def index(
     store: Store = "store",
-    embedder: Embedder = "embedded",
+    embedder: Embedder = None,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Start over, with a newly fitted default embedder")
+        bool, typer.Option("--rebuild", help="Start over; the embedder of the buffer's own words is fitted anew")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Bring the search index up to date: only prompts that are new are embedded."""
+    """Bring the search index up to date: only prompts that are new are embedded. If the extra minilm is installed, by
+    MiniLM, which knows what words mean, else by the buffer's own words."""
     from dataclasses import asdict
 
+    from agentrl.datastore.search.embedding import EMBEDDED
     from agentrl.datastore.search.index import SearchIndex
 
-    state = asdict(SearchIndex(open_buffer(store), embedder).refresh(rebuild))
+    chosen = SearchIndex(open_buffer(store), embedder)
+    state = asdict(chosen.refresh(rebuild))
     del state["parts"]  # names of files
     print_rows([state], as_json)
+    if as_json:
+        return
+    if state["cut"]:
+        say(
+            f"{state['cut']} prompts are longer than what the embedder looks at; what is beyond is found by words alone"
+        )
+    if chosen.name == EMBEDDED and embedder is None:
+        say(f"the embedder knows the buffer's own words alone; one that knows their meaning: {install_hint('minilm')}")
 
 
 @command(app)
@@ -67,7 +89,7 @@ def experience(
     store: Store = "store",
     k: Best = 3,
     max_tokens: Annotated[int, typer.Option(min=1, help="Budget, estimated at four characters a token")] = 1024,
-    embedder: Embedder = "embedded",
+    embedder: Embedder = None,
     as_json: Json = False,
 ) -> None:
     """Turn the best matching successful runs into demonstrations, never from held-out splits."""

@@ -113,9 +113,8 @@ def _write_atlas(store: str, path: Path, as_json: bool) -> None:
 
     if path.exists():
         raise fail(f"error: --atlas {path} exists; choose another name, or remove it")
-    index = SearchIndex(open_buffer(store))
-    state = index.state()
-    if state is None:
+    index = SearchIndex.of_store(open_buffer(store))
+    if index is None or (state := index.state()) is None:
         raise fail(
             f"error: {store} has no search index, whose vectors make the map: agentrl buffer index --store {store}"
         )

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from agentrl.datastore.search.index import SearchIndex, State
     from agentrl.flows.viewer.pages.points import Points
 
-INDEX = "embedded"
 PLAN_S = 5.0
 """Seconds that a question for a plan waits for it."""
 
@@ -100,8 +99,10 @@ class StoreReader:
 
     def search(self, text: str, k: int) -> Hits:
         """The rows whose prompts are nearest. The index is only read. Raises RefusedError if there is none."""
+        from agentrl.datastore.search.embedding import EMBEDDED
+
         index, state = self._index()
-        if self.tables.buffer.place.read(f"{index.folder}/model.npz") is None:
+        if index.name == EMBEDDED and self.tables.buffer.place.read(f"{index.folder}/model.npz") is None:
             raise self._no_index()
         found = index.search(text, k, refresh=False)
         hits = [Hit(trajectory_id=one["trajectory_id"], score=one["score"]) for one in found.to_dicts()]
@@ -280,9 +281,8 @@ class StoreReader:
         """The search index and its state. Raises RefusedError if there is none."""
         from agentrl.datastore.search.index import SearchIndex
 
-        index = SearchIndex(self.tables.buffer, INDEX)
-        state = index.state()
-        if state is None:
+        index = SearchIndex.of_store(self.tables.buffer)
+        if index is None or (state := index.state()) is None:
             raise self._no_index()
         return index, state
 

@@ -75,7 +75,7 @@ def outside(config: BaseModel) -> Iterator[tuple[Key, External, str]]:
     """(key, marker, path or name) of everything outside the store that a config names, also in lists and models."""
     for key, marks, value in leaves(config):
         external = next((mark for mark in marks if isinstance(mark, External)), None)
-        if external and value is not None:
+        if external and value is not None and value not in external.inside:
             yield key, external, str(value)
 
 
@@ -108,7 +108,7 @@ def pinned(config: C, hashed: Mapping[str, str]) -> C:
 
     def swap(key: Key, marks: tuple[Any, ...], value: Any) -> Any:
         external = next((mark for mark in marks if isinstance(mark, External)), None)
-        if not external or value is None:
+        if not external or value is None or value in external.inside:
             return value
         name, before = str(value), hashed[f"{external.what} {dotted(key)}"]
         named, at, revision = before.rpartition("@")

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from agentrl.datastore.search.embedding import EmbedderChoice
 from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.stage import StageConfig
 
@@ -24,7 +25,9 @@ class ExperienceShown(StageConfig):
 
     k: int = Field(3, ge=1, description="at most so many")
     max_tokens: int = Field(1024, ge=1, description="of all of them together; one that does not fit is left out")
-    embedder: str = Field("embedded", description="sentence-transformers model or path, or the embedded default")
+    embedder: EmbedderChoice = Field(
+        "embedded", description="embedded (the buffer's own words), minilm, or a sentence-transformers model or path"
+    )
 
 
 class ExperienceItem(StageConfig):

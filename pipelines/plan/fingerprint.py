@@ -189,7 +189,8 @@ def _unhashed(stage: str) -> Callable[[Key, tuple[Any, ...], Any], bool]:
     wild = [path for path in idle if "*" in path]
 
     def unhashed(key: Key, marks: tuple[Any, ...], value: Any) -> bool:
-        outside = any(isinstance(mark, External) for mark in marks) and isinstance(value, str | Path)
+        named = isinstance(value, str | Path)
+        outside = named and any(isinstance(mark, External) and value not in mark.inside for mark in marks)
         return "secret" in marks or outside or dotted(key) in idle or any(fnmatch(dotted(key), path) for path in wild)
 
     return unhashed

@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from agentrl.datastore.curation.rules import Rule
+from agentrl.datastore.search.embedding import EmbedderChoice
 from agentrl.pipelines.handles import Scores, Table, Tasks, Trajectories
 from agentrl.pipelines.parts.scores import ByScorer, scores_of
 from agentrl.pipelines.stage import Context, stage
@@ -70,7 +71,9 @@ class Curation(NamedTuple):
 class CurateConfig(ByScorer):
     rules: list[Rule] = Field(description="applied in this order; see docs/reference/buffer.md")
     split: str | None = Field("train", description="split of the tasks whose rows are taken; null takes all")
-    embedder: str = Field("embedded", description="sentence-transformers model or path, or the embedded default")
+    embedder: EmbedderChoice = Field(
+        "embedded", description="embedded (the buffer's own words), minilm, or a sentence-transformers model or path"
+    )
     dry_run: bool = Field(False, description="pass all rows on, and only report what the rules would do")
 
 

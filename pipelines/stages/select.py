@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from agentrl.datastore.curation.rules import Rule
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.lookup import id_array
+from agentrl.datastore.search.embedding import EmbedderChoice
 from agentrl.pipelines.handles import Scores, Trajectories
 from agentrl.pipelines.parts.scores import ByScorer, scores_of
 from agentrl.pipelines.stage import Context, stage
@@ -70,7 +71,9 @@ class SelectConfig(ByScorer):
         None, description="text file with the ids of rows, one in each line: only these are taken; its content counts"
     )
     rules: list[Rule] = Field([], description="applied in this order to the rows that where leaves")
-    embedder: str = Field("embedded", description="sentence-transformers model or path, or the embedded default")
+    embedder: EmbedderChoice = Field(
+        "embedded", description="embedded (the buffer's own words), minilm, or a sentence-transformers model or path"
+    )
     draw: Draw | None = Field(None, description="how many of the rows that are left, and which; None takes them all")
 
     @field_validator("where")

@@ -172,7 +172,8 @@ def test_bad_rules_files_are_named(filled: str, tmp_path: Path, text: str) -> No
         ask("curate", str(tmp_path / "rules.yaml"), "--store", filled)
 
 
-def test_search_index_experience_and_sample(filled: str) -> None:
+def test_search_index_experience_and_sample(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.datastore.search.embedding.is_installed", lambda: False)
     hits = json.loads(
         ask("search", "boss of Ann 5", "-k", "2", "--where", "stage = 'rollout'", "--store", filled, "--json")
     )
@@ -184,7 +185,7 @@ def test_search_index_experience_and_sample(filled: str) -> None:
         assert len(json.loads(ask("search", "zzz boss", "--method", method, "--store", filled, "--json"))) == 5
     [index] = json.loads(ask("index", "--store", filled, "--json"))
     assert index.pop("embedder").startswith("embedded-")
-    assert index == {"table_version": 2, "texts": 8, "stale": 0}
+    assert index == {"table_version": 2, "texts": 8, "stale": 0, "cut": 0}
     assert "Call: find" in ask("experience", "boss of Bob?", "--store", filled)
     drawn = json.loads(ask("sample", "3", "--strategy", "success_first", "--store", filled, "--json"))
     assert len(drawn["ids"]) == 3

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from store_rows import build
 
 from agentrl.datastore import StoreError, TrajectoryBuffer
+from agentrl.datastore.search import embedding
 from agentrl.datastore.search.embedding import LatentEmbedder
 from agentrl.datastore.search.exact import mmr, nearest
 from agentrl.datastore.search.index import SearchIndex
@@ -23,6 +24,12 @@ TOPICS = {
 
 def row(number: int, topic: str, **fields: object) -> Trajectory:
     return build(number, prompt=TOPICS[topic], task_id=topic, **fields)
+
+
+@pytest.fixture(autouse=True)
+def without_minilm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is that of a machine without the extra; see ``test_minilm.py``."""
+    monkeypatch.setattr(embedding, "is_installed", lambda: False)
 
 
 @pytest.fixture

@@ -26,15 +26,19 @@ class Drawn:
     """An embedder whose vectors are drawn by the text, so that no test waits for scikit-learn."""
 
     identity: str
+    neural = True
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         drawn = [np.random.default_rng(list(text.encode())).normal(size=8) for text in texts]
         return np.array(drawn, np.float32).reshape(len(texts), 8)
 
+    def cut(self, texts: Sequence[str]) -> int:
+        return 0
+
 
 def index(buffer: TrajectoryBuffer, identity: str = "drawn") -> None:
     """Bring the search index up to date."""
-    found = SearchIndex(buffer)
+    found = SearchIndex(buffer, "embedded")
     found.embedder = Drawn(identity)
     found.refresh()
 

@@ -5,6 +5,7 @@ with the minor version only, and a name that goes warns for one minor version be
 time. Names are loaded when they are first used, so ``import agentrl`` costs nothing.
 """
 
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -97,3 +98,20 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _show_rows_in_notebooks() -> None:
+    """Tell IPython, if it runs, how trajectories and pairs are shown. Their classes say what the data is, and render
+    nothing."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        html = shell.display_formatter.formatters["text/html"]
+        for name in ("trajectory", "pair"):
+            html.for_type_by_name(
+                f"agentrl.schemas.{name}",
+                name.capitalize(),
+                lambda row, name=name: getattr(import_module("agentrl.pipelines.displays"), name)(row),
+            )
+
+
+_show_rows_in_notebooks()

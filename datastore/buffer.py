@@ -7,17 +7,17 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
+from weakref import WeakSet
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentrl.datastore.artifacts.tasks import find, keep
-from agentrl.datastore.artifacts.tokenizers import text_of
+from agentrl.datastore.artifacts.tokenizers import TextOf, text_of
 from agentrl.datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError, VersionGoneError
 from agentrl.datastore.read.lookup import Ids, Lookup, id_array
 from agentrl.datastore.storage.delta_paths import data_files, scan_table
@@ -29,7 +29,6 @@ from agentrl.datastore.table.ids import KnownIds
 from agentrl.datastore.table.ingest import BATCH_ROWS, OnError, Rows
 from agentrl.datastore.table.row_digests import CONTENT, STORED_SCHEMA, combined, contents
 from agentrl.datastore.table.writer import FOLDER
-from agentrl.schemas import notebook
 from agentrl.schemas.hints import did_you_mean, nearest
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
@@ -46,6 +45,14 @@ Answer = TypeVar("Answer")
 DIGEST_ROWS = 2**20
 
 
+def open_buffers() -> list["TrajectoryBuffer"]:
+    """The buffers of this process, as long as they are in use."""
+    return list(_open)
+
+
+_open: WeakSet["TrajectoryBuffer"] = WeakSet()
+
+
 class TrajectoryBuffer:
     """The buffer of one store, a local folder or ``s3://bucket/prefix``. Only ``append`` and upkeep ever write."""
 
@@ -58,10 +65,15 @@ class TrajectoryBuffer:
         self._known = KnownIds(self._table)
         self._lookup = Lookup(self.place, FOLDER)
         self._scalars: ScalarColumns | None = None
-        notebook.LOOKUPS[self.store] = partial(text_of, self.place)
+        _open.add(self)
 
     def __reduce__(self) -> tuple[type["TrajectoryBuffer"], tuple[str]]:
         return TrajectoryBuffer, (self.store,)  # only the place is sent to other processes, not what was read from it
+
+    def text_of(self, tokenizer: str) -> TextOf | None:
+        """What gives the bytes of tokens, and where each begins in them, if the store keeps a tokenizer of this
+        fingerprint."""
+        return text_of(self.place, tokenizer)
 
     # table
 

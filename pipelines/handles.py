@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agentrl.schemas import notebook
+from agentrl.pipelines import displays
 from agentrl.schemas.arrow import from_table
 from agentrl.schemas.manifest import Kind
 from agentrl.schemas.note import Note
@@ -125,9 +125,9 @@ class Trajectories(Handle):
         columns = ("trajectory_id", "success", "reward", "n_steps", "prompt")
         rows = self.buffer.read(chosen["trajectory_id"][:NOTEBOOK_ROWS].to_pylist(), columns).to_pylist()
         said = f"{chosen.num_rows:,} rows, selected by {self.stage}/{self.fingerprint[:8]}"
-        frame = notebook.Frame()
-        frame.add(f"<b>{notebook.escaped(said)}</b>")
-        frame.add(notebook.table(rows, columns))
+        frame = displays.Frame()
+        frame.add(f"<b>{displays.escaped(said)}</b>")
+        frame.add(displays.table(rows, columns))
         more = chosen.num_rows - len(rows)
         return frame.done(f"and {more:,} more rows" if more else "")
 

@@ -40,10 +40,5 @@ class Pair(BaseModel):
     rejected_ids: list[Int32]
     rejected_mask: list[bool]
 
-    def _repr_html_(self) -> str:
-        from agentrl.schemas import notebook
-
-        return notebook.pair(self)
-
 
 PAIR_SCHEMA = arrow_schema(Pair, PAIR_VERSION)

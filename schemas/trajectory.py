@@ -177,11 +177,6 @@ class Trajectory(BaseModel):
     logprobs: list[Float32] = []
     spans: list[Span] = []
 
-    def _repr_html_(self) -> str:
-        from agentrl.schemas import notebook
-
-        return notebook.trajectory(self)
-
     def scored_reward(self) -> float:
         """``reward``. Raises UnscoredError, with the row's id, if it is None."""
         if self.reward is None:

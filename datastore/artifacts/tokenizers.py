@@ -33,7 +33,11 @@ def kept(place: LocalPlace | S3Place, fingerprint: str) -> bytes | None:
     return place.read(f"{FOLDER}/{checked_name('tokenizer', fingerprint)}.json")
 
 
-def text_of(place: LocalPlace | S3Place, fingerprint: str) -> "Callable[[Sequence[int]], tuple[bytes, Any]] | None":
+TextOf = Callable[[Sequence[int]], tuple[bytes, Any]]
+"""The bytes of tokens, and where each token begins in them, a sequence of [tokens + 1] integers."""
+
+
+def text_of(place: LocalPlace | S3Place, fingerprint: str) -> TextOf | None:
     """What turns ids of a tokenizer of this store into text, see :meth:`TokenBytes.text`; None if it is not there, or
     of a kind that is not known."""
     try:

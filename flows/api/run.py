@@ -5,9 +5,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines import displays
 from agentrl.pipelines.handles import Handle
 from agentrl.pipelines.results.lineage import find_artifact
-from agentrl.schemas import notebook
 from agentrl.schemas.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ class StageResult:
 
     def _repr_html_(self) -> str:
         rows = [{"metric": name, "value": value} for name, value in self.summary.items()]
-        frame = notebook.Frame()
+        frame = displays.Frame()
         frame.block([("font-weight:600", f"{self.name}/{self.fingerprint[:8]}")], "")
-        frame.add(notebook.table(rows, ["metric", "value"]))
+        frame.add(displays.table(rows, ["metric", "value"]))
         return frame.done()
 
 
@@ -143,9 +143,9 @@ class RunResult:
         return StageResult(self.catalog, manifest)
 
     def _repr_html_(self) -> str:
-        frame = notebook.Frame()
+        frame = displays.Frame()
         frame.block(
             [("font-weight:600", f"run {self.id}: {self.state}" if self.id else "everything is up to date")], ""
         )
-        frame.add(notebook.table(self.stages.to_dicts(), self.stages.columns))
+        frame.add(displays.table(self.stages.to_dicts(), self.stages.columns))
         return frame.done()

@@ -210,12 +210,12 @@ class Store:
         return View.of(self.path, height, write, port)
 
     def _repr_html_(self) -> str:
-        from agentrl.schemas import notebook
+        from agentrl.pipelines import displays
 
         rows = [{"of": name, "count": value} for name, value in self.stats().items() if isinstance(value, int | float)]
-        frame = notebook.Frame()
+        frame = displays.Frame()
         frame.block([("font-weight:600", repr(self))], "")
-        frame.add(notebook.table(rows, ["of", "count"]))
+        frame.add(displays.table(rows, ["of", "count"]))
         return frame.done()
 
 

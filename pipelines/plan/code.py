@@ -38,7 +38,7 @@ CARRIERS = frozenset(
         "agentrl.schemas.choice",  # looks up what a config chooses, which is followed separately
         "agentrl.schemas.declared",
         "agentrl.schemas.hints",
-        "agentrl.schemas.notebook",  # shows rows
+        "agentrl.pipelines.displays",  # shows rows
     }
 )
 """Modules that hand data on, look names up or show things, and compute no result: an edit there re-runs nothing, and

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines import displays
 from agentrl.pipelines.file.document import default_store
 from agentrl.pipelines.file.load import Edge, Node, ResolvedPipeline
 from agentrl.pipelines.file.problems import Origin, Problem, SpecError, did_you_mean
@@ -16,7 +17,6 @@ from agentrl.pipelines.plan.code import CodeGraph, Sources
 from agentrl.pipelines.plan.fingerprint import Fingerprinter, UnhashableError, fingerprint
 from agentrl.pipelines.plan.proved import unspeakable
 from agentrl.pipelines.secrets import shown_setting
-from agentrl.schemas import notebook
 from agentrl.schemas.manifest import Ingredients, InputRecord, Kind, Manifest
 
 if TYPE_CHECKING:
@@ -144,10 +144,10 @@ class Plan:
         return pl.DataFrame(rows, schema_overrides={"fingerprint": pl.String})
 
     def _repr_html_(self) -> str:
-        frame = notebook.Frame()
+        frame = displays.Frame()
         counts = ", ".join(f"{len(self.having(status))} {status}" for status in Status if self.having(status))
         frame.block([("font-weight:600", f"{self.pipeline.name}: {counts}; store {self.store}")], "")
-        frame.add(notebook.table(self.frame.to_dicts(), ["stage", "uses", "status", "reasons"]))
+        frame.add(displays.table(self.frame.to_dicts(), ["stage", "uses", "status", "reasons"]))
         return frame.done()
 
     def to_json(self) -> dict[str, Any]:

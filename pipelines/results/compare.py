@@ -10,12 +10,12 @@ from typing import Any
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.pipelines import displays
 from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.results.lineage import Lineage, find_artifact, lineage
 from agentrl.pipelines.results.passes import pass_differences
 from agentrl.pipelines.run.execute import open_output
-from agentrl.schemas import notebook
 from agentrl.schemas.manifest import InputRecord, Kind, Manifest
 from agentrl.schemas.trajectory import CONTROL
 from agentrl.statistics.intervals import wilson
@@ -111,8 +111,8 @@ class Comparison:
             }
             for arm in told["arms"]
         ]
-        frame = notebook.Frame()
-        frame.add(notebook.table(rows, columns))
+        frame = displays.Frame()
+        frame.add(displays.table(rows, columns))
         for one in told["differences"]:
             lists = {name: one[f"tasks_{name}"] for name in ("gained", "lost")}
             names = [

@@ -1,7 +1,11 @@
 """What notebooks show: HTML that runs nothing, says what is cut, and has text where a tokenizer is known."""
 
+import gc
 import json
 import math
+import subprocess
+import sys
+import textwrap
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,10 +17,10 @@ from hypothesis import strategies as st
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.tokenizers import _CHARACTERS, keep
-from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.buffer import TrajectoryBuffer, open_buffers
+from agentrl.pipelines import displays
 from agentrl.pipelines.handles import SELECTION_SCHEMA, Trajectories
 from agentrl.pipelines.results.compare import Arm, Comparison, Measured
-from agentrl.schemas import notebook
 from agentrl.schemas.pair import Pair, PairKind
 from agentrl.schemas.trajectory import Message, RewardComponent, Role, Termination, ToolCall, Trajectory
 
@@ -64,7 +68,7 @@ class Reader(HTMLParser):
 
 def read(text: str) -> Reader:
     """The HTML, of which nothing comes from a store but text."""
-    assert len(text.encode()) <= notebook.LIMIT
+    assert len(text.encode()) <= displays.LIMIT
     found = Reader(text)
     assert found.open == []
     assert found.tags <= TAGS
@@ -145,16 +149,43 @@ def comparison(text: str) -> Comparison:
     return Comparison([Arm((Measured(manifest, f"{text}{n}", one, {}),), ()) for n, one in enumerate(outcomes)], [])
 
 
+def shown_as(made: Trajectory | Pair | Comparison) -> str:
+    if isinstance(made, Trajectory):
+        return displays.trajectory(made)
+    return displays.pair(made) if isinstance(made, Pair) else made._repr_html_()
+
+
+def test_ipython_shows_rows_and_pairs(tmp_path: Path) -> None:
+    code = """
+        from IPython.core.interactiveshell import InteractiveShell
+        shell = InteractiveShell.instance()
+        import sys
+        import agentrl
+        assert "agentrl.schemas.trajectory" not in sys.modules, "import agentrl costs nothing"
+        row = agentrl.Trajectory.model_construct(**agentrl.Trajectory.model_construct().__dict__ | dict(
+            trajectory_id="row-1", success=True, reward=1.0, stage="s", fingerprint="f", policy="p", env="e",
+            termination=agentrl.Trajectory.model_fields["termination"].annotation("answered"), split="train",
+            messages=[]))
+        print(shell.display_formatter.format(row)[0]["text/html"])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "<b>row-1</b>" in done.stdout
+    assert "✓ success" in done.stdout
+
+
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_payloads_are_text(payload: str) -> None:
-    shown = notebook.escaped(payload)
+    shown = displays.escaped(payload)
     for made in (
         trajectory(payload),
         trajectory(payload, input_ids=[], action_mask=[], logprobs=[]),
         pair(payload),
         comparison(payload),
     ):
-        html = made._repr_html_()
+        html = shown_as(made)
         found = read(html)
         assert shown in html
         assert "\u202e" not in found.text
@@ -164,35 +195,35 @@ def test_payloads_are_text(payload: str) -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.text(max_size=80), st.lists(st.integers(-1, 2**31 - 1), max_size=40), st.integers(0, 50))
 def test_any_row_and_pair_is_closed_html(text: str, ids: list[int], shared: int) -> None:
-    read(trajectory(text, ids)._repr_html_())
-    read(pair(text, ids, shared)._repr_html_())
+    read(displays.trajectory(trajectory(text, ids)))
+    read(displays.pair(pair(text, ids, shared)))
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_becomes_the_text_that_it_is_without_signs(text: str) -> None:
-    found = Reader(f"<p>{notebook.escaped(text)}</p>").text
-    assert found == "".join(map(notebook._sign, text))
+    found = Reader(f"<p>{displays.escaped(text)}</p>").text
+    assert found == "".join(map(displays._sign, text))
 
 
 def test_a_row_of_a_hundred_thousand_tokens_is_cut_and_says_so() -> None:
     ids = list(range(100_000))
     long = trajectory("long", ids)
-    html = long._repr_html_()
+    html = displays.trajectory(long)
     read(html)
-    assert len(html.encode()) > 0.9 * notebook.LIMIT
+    assert len(html.encode()) > 0.9 * displays.LIMIT
     assert "cut at 200 kB: 2 of 2 messages are whole, of 100,000 tokens" in html
     many = trajectory("x", [], messages=[Message(role=Role.USER, content="<" * 50)] * 10_000)
-    html = many._repr_html_()
+    html = displays.trajectory(many)
     read(html)
     assert "of 10000 messages are whole" in html
-    html = pair("long", ids)._repr_html_()
+    html = displays.pair(pair("long", ids))
     read(html)
     assert "cut at 200 kB" in html
     assert html.count("the loss covers 100,000 of 100,000 tokens") == 2
-    one = trajectory("x", [], messages=[Message(role=Role.USER, content="é\u202e" * 1_000_000)])._repr_html_()
-    read(one)
-    assert "0 of 1 messages are whole" in one
+    html = displays.trajectory(trajectory("x", [], messages=[Message(role=Role.USER, content="é\u202e" * 1_000_000)]))
+    read(html)
+    assert "0 of 1 messages are whole" in html
 
 
 def test_tokens_are_text_where_a_store_with_their_tokenizer_is_open(tmp_path: Path) -> None:
@@ -202,16 +233,19 @@ def test_tokens_are_text_where_a_store_with_their_tokenizer_is_open(tmp_path: Pa
     name = "cafe0123456789ab"
     keep(Catalog(tmp_path).place, name, lambda: json.dumps(document))
     row = trajectory("h<llo é", tokenizer=name)
-    assert "‹" not in row._repr_html_()
+    assert "‹" not in displays.trajectory(row)
     assert "h&lt;llo é" in read_text(row)
-    assert "inset 0 -3px rgba(217,119,6,0.8)" in row._repr_html_(), "the log-prob is a style"
-    assert "‹104›" in trajectory("h", [104, 104], tokenizer="unknown")._repr_html_()
-    assert buffer.store in notebook.LOOKUPS
+    assert "inset 0 -3px rgba(217,119,6,0.8)" in displays.trajectory(row), "the log-prob is a style"
+    assert "‹104›" in displays.trajectory(trajectory("h", [104, 104], tokenizer="unknown"))
+    assert buffer in open_buffers()
+    del buffer
+    gc.collect()
+    assert str(tmp_path) not in [buffer.store for buffer in open_buffers()], "a store that nobody uses is forgotten"
 
 
 def read_text(row: Trajectory) -> str:
     """Escaped text without tags."""
-    return notebook.escaped(read(row._repr_html_()).text)
+    return displays.escaped(read(displays.trajectory(row)).text)
 
 
 def test_a_selection_shows_its_first_rows(tmp_path: Path) -> None:

@@ -1,17 +1,18 @@
 """What notebooks show of trajectories, pairs and tables: HTML without scripts, with all styles inline.
 
 Text of a store is escaped, and characters that turn text around or have no shape become signs. Nothing is longer than
-:data:`LIMIT` bytes; what is left out is counted. Token ids become text if a store that was opened in this process keeps
-their tokenizer.
+:data:`LIMIT` bytes; what is left out is counted. Token ids become text if a store that is open in this process keeps
+their tokenizer. Rows and pairs render nothing themselves: ``agentrl`` tells IPython that they are shown by this module.
 """
 
 import html
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agentrl.datastore.artifacts.tokenizers import TextOf
     from agentrl.schemas.pair import Pair
     from agentrl.schemas.trajectory import Message, Trajectory
 
@@ -19,12 +20,7 @@ LIMIT = 200_000
 _LAST = 1_000
 """Bytes that stay free for what is said at the end."""
 
-TextOf = Callable[[Sequence[int]], tuple[bytes, Sequence[int]]]
-"""The bytes of tokens, and where each token begins in them, [tokens + 1]."""
-
-LOOKUPS: dict[str, Callable[[str], TextOf | None]] = {}
-"""Store -> what finds a tokenizer in it by its fingerprint. Opening a store's buffer adds it."""
-_found: dict[str, TextOf] = {}
+_found: dict[str, "TextOf"] = {}
 
 _SURPRISE = (0.1, 0.5, 1.0, 2.0, 4.0)
 """Steps of surprise in nats, as the viewer's lens has them; beyond the last one the colour stays."""
@@ -103,17 +99,19 @@ def _cell(value: Any) -> str:
     return text if len(text) <= 300 else text[:300] + "…"
 
 
-def text_of(tokenizer: str) -> TextOf | None:
-    """A tokenizer by its fingerprint, from the stores that were opened; None if none of them has it."""
+def text_of(tokenizer: str) -> "TextOf | None":
+    """A tokenizer by its fingerprint, from the stores that are open; None if none of them has it."""
     if tokenizer and tokenizer not in _found:
-        made = next((found for lookup in list(LOOKUPS.values()) if (found := lookup(tokenizer))), None)
+        from agentrl.datastore.buffer import open_buffers
+
+        made = next((text for buffer in open_buffers() if (text := buffer.text_of(tokenizer))), None)
         if made is None:
             return None
         _found[tokenizer] = made
     return _found.get(tokenizer)
 
 
-def runs(ids: Sequence[int], styles: Sequence[str], text: TextOf | None) -> Iterator[Run]:
+def runs(ids: Sequence[int], styles: Sequence[str], text: "TextOf | None") -> Iterator[Run]:
     """Tokens as texts with styles, those of one style together: their text, or their ids if nobody knows it."""
     data, bounds = text(ids) if text and len(ids) else (b"", [])
     start = 0

@@ -340,22 +340,22 @@ class TrajectoryBuffer:
                 files = self._lookup.files(table if version is None else self.table(version))
             return self._lookup.read(files, ids, read, _columns(read))
 
-        found = self.current(version, ask)
-        order = pc.index_in(ids, value_set=found["trajectory_id"].combine_chunks())
+        rows = self.current(version, ask)
+        order = pc.index_in(ids, value_set=rows["trajectory_id"].combine_chunks())
         if order.null_count:
             missing = pc.unique(ids.filter(order.is_null())).to_pylist()
             raise UnknownTrajectoryError(missing, self._near(missing[0]))
         places = order.to_numpy()
-        seen = np.zeros(found.num_rows, dtype=bool)
+        seen = np.zeros(rows.num_rows, dtype=bool)
         seen[places] = True
         if not seen.all():
             raise StoreError("several rows share one trajectory_id; `agentrl buffer check` lists them")
-        found = found.select(wanted)
-        if len(places) != found.num_rows or (places != np.arange(len(places))).any():
-            if found.nbytes < 2**30:  # Arrow takes from one chunk much faster than from many
-                found = found.combine_chunks()
-            found = found.take(order)
-        return found if found.schema.equals(schema) else found.cast(schema)
+        rows = rows.select(wanted)
+        if len(places) != rows.num_rows or (places != np.arange(len(places))).any():
+            if rows.nbytes < 2**30:  # Arrow takes from one chunk much faster than from many
+                rows = rows.combine_chunks()
+            rows = rows.take(order)
+        return rows if rows.schema.equals(schema) else rows.cast(schema)
 
     def _near(self, name: str) -> list[str]:
         """Existing ids that are similar to this one. Only ids that share its longest existing prefix are compared,

@@ -31,9 +31,9 @@ class NoBufferError(StoreError):
 class NewerSchemaError(StoreError):
     """The table was written by a newer version of this package."""
 
-    def __init__(self, uri: str, found: int, known: int) -> None:
+    def __init__(self, uri: str, stored: int, known: int) -> None:
         super().__init__(
-            f"the buffer at {uri} has schema_version {found}, this package knows versions up to {known}; "
+            f"the buffer at {uri} has schema_version {stored}, this package knows versions up to {known}; "
             "upgrade agentrl, or point --store at another store"
         )
 
@@ -41,9 +41,9 @@ class NewerSchemaError(StoreError):
 class OlderSchemaError(StoreError):
     """The table was written by an older version and must be migrated before it is appended to."""
 
-    def __init__(self, uri: str, found: int, known: int) -> None:
+    def __init__(self, uri: str, stored: int, known: int) -> None:
         super().__init__(
-            f"the buffer at {uri} has schema_version {found}, this package writes version {known}; "
+            f"the buffer at {uri} has schema_version {stored}, this package writes version {known}; "
             "run `agentrl buffer migrate` first"
         )
 

@@ -74,8 +74,8 @@ class Frame:
         self.add(end)
         return whole
 
-    def done(self, said: str = "") -> str:
-        end = f'<p style="{_SMALL}">{escaped(said[:300])}</p>' if said else ""
+    def done(self, note: str = "") -> str:
+        end = f'<p style="{_SMALL}">{escaped(note[:300])}</p>' if note else ""
         return "".join([*self._parts, end, "</div>"])
 
 
@@ -130,7 +130,7 @@ def _style(sampled: bool, logprob: float) -> str:
         return _PLAIN
     if math.isnan(logprob):
         return _TRAINED
-    step = sum(-logprob >= one for one in _SURPRISE)
+    step = sum(-logprob >= threshold for threshold in _SURPRISE)
     return f"{_TRAINED};box-shadow:inset 0 -3px rgba(217,119,6,{step / len(_SURPRISE):.1f})"
 
 
@@ -156,7 +156,7 @@ def trajectory(row: "Trajectory") -> str:
     if row.input_ids:
         frame.block(_LEGEND, _SMALL)
     shown = end = 0
-    last = max((number for number, one in enumerate(row.messages) if one.token_end is not None), default=-1)
+    last = max((number for number, message in enumerate(row.messages) if message.token_end is not None), default=-1)
     for number, message in enumerate(row.messages):
         start = end  # what the template puts between two messages is shown with the second one
         end = len(row.input_ids) if number == last else max(end, min(message.token_end or 0, len(row.input_ids)))
@@ -191,15 +191,20 @@ def _cut(row: "Trajectory", messages: int) -> str:
     return f"cut at {LIMIT // 1000} kB: {whole}; agentrl view shows all"
 
 
-def pair(one: "Pair") -> str:
+def pair(shown_pair: "Pair") -> str:
     """A preference pair: each side from the first token in which they differ, then what both share. Tokens that the
     loss covers are blue."""
-    frame, text = Frame(), text_of(one.tokenizer)
-    frame.add(f"<b>{escaped(one.pair_id[:300])}</b>")
-    frame.block([("", f"{one.kind.value}, {one.method}, task {one.task_id}"[:2000])], _SMALL)
-    sides = {"chosen": (one.chosen_ids, one.chosen_mask, one.chosen_id, one.chosen_reward)}
-    sides["rejected"] = (one.rejected_ids, one.rejected_mask, one.rejected_id, one.rejected_reward)
-    shared, whole = one.shared_prefix, True
+    frame, text = Frame(), text_of(shown_pair.tokenizer)
+    frame.add(f"<b>{escaped(shown_pair.pair_id[:300])}</b>")
+    frame.block([("", f"{shown_pair.kind.value}, {shown_pair.method}, task {shown_pair.task_id}"[:2000])], _SMALL)
+    sides = {"chosen": (shown_pair.chosen_ids, shown_pair.chosen_mask, shown_pair.chosen_id, shown_pair.chosen_reward)}
+    sides["rejected"] = (
+        shown_pair.rejected_ids,
+        shown_pair.rejected_mask,
+        shown_pair.rejected_id,
+        shown_pair.rejected_reward,
+    )
+    shared, whole = shown_pair.shared_prefix, True
     for name, (ids, mask, of, reward) in sides.items():
         covered = f"the loss covers {sum(mask):,} of {len(ids):,} tokens"
         frame.block(
@@ -209,11 +214,11 @@ def pair(one: "Pair") -> str:
             ],
             _SMALL,
         )
-        styles = [_TRAINED if one else _PLAIN for one in mask]
+        styles = [_TRAINED if is_trained else _PLAIN for is_trained in mask]
         whole &= frame.block(runs(ids[shared:], styles[shared:], text), share=0.4)
     if shared:
         frame.block([("", f"both begin with the same {shared:,} tokens:")], _SMALL)
-        whole &= frame.block(runs(one.chosen_ids[:shared], [_PLAIN] * shared, text), share=0.9)
+        whole &= frame.block(runs(shown_pair.chosen_ids[:shared], [_PLAIN] * shared, text), share=0.9)
     if text is None:
         frame.add(f'<div style="{_SMALL}">ids; their text is shown if a store that keeps their tokenizer is open</div>')
     return frame.done("" if whole else f"cut at {LIMIT // 1000} kB; agentrl view shows all")

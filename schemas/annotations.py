@@ -56,7 +56,7 @@ def models_at(annotation: Any, location: Sequence[int | str]) -> list[type[BaseM
     if origin is Annotated:
         return models_at(arguments[0], location)
     if origin in (Union, types.UnionType):
-        return [found for argument in arguments for found in models_at(argument, location)]
+        return [model for argument in arguments for model in models_at(argument, location)]
     if origin in (dict, list, tuple) and location:
         return models_at(arguments[-1], location[1:])
     return []

@@ -65,14 +65,14 @@ def _different(value: Any) -> Any:
     if isinstance(value, BaseModel):
         fields = ((name, info, getattr(value, name)) for name, info in type(value).model_fields.items())
         return {
-            name: _different(one)
-            for name, info, one in fields
-            if name == "type" or one != info.get_default(call_default_factory=True)
+            name: _different(setting)
+            for name, info, setting in fields
+            if name == "type" or setting != info.get_default(call_default_factory=True)
         }
     if isinstance(value, Mapping):
-        return {str(name): _different(one) for name, one in value.items()}
+        return {str(name): _different(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_different(one) for one in value]
+        return [_different(element) for element in value]
     return to_jsonable_python(value)
 
 
@@ -117,13 +117,17 @@ def _parameters(implementation: type[Any]) -> dict[str, Any]:
         hints = get_type_hints(implementation.__init__, include_extras=True)
     except NameError as error:
         raise LookupError(f"{implementation.__name__}.__init__: {error}; import what its annotations name") from None
-    for one in parameters:
-        if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise LookupError(
-                f"{implementation.__name__}.__init__ takes {one}; a setting is a parameter with a name and a type"
+                f"{implementation.__name__}.__init__ takes {parameter}; a setting is a parameter with a name and a type"
             )
     return {
-        one.name: (hints.get(one.name, Any), ... if one.default is one.empty else one.default) for one in parameters
+        parameter.name: (
+            hints.get(parameter.name, Any),
+            ... if parameter.default is parameter.empty else parameter.default,
+        )
+        for parameter in parameters
     }
 
 
@@ -162,16 +166,16 @@ class OneOf:
             ours = [f"ours: {', '.join(sorted(self.ours))}"] if self.ours else []
             hint = did_you_mean(name, self.ours)
             raise LookupError(f"there is no {self.kind} {name!r}{hint}; {'; '.join([*ours, RULE])}")
-        found = declared(name, self.kind, self.declares, self.rule)
+        value = declared(name, self.kind, self.declares, self.rule)
         bases = self.own or (self.base,)
-        if not isinstance(found, type) or not any(
-            not issubclass(base, BaseModel) or issubclass(found, base) for base in bases
+        if not isinstance(value, type) or not any(
+            not issubclass(base, BaseModel) or issubclass(value, base) for base in bases
         ):
             raise LookupError(f"{name!r} is no {self.kind}: {self.rule}")
-        problems = [misfit(found, base) for base in bases]
+        problems = [misfit(value, base) for base in bases]
         if all(problems):
             raise LookupError(f"{name!r} is no {self.kind}: {problems[0]}")
-        return found
+        return value
 
     def read(self, value: Any) -> Any:
         """The object that a value of a config stands for, or its settings. Raises pydantic's ValidationError with all
@@ -186,16 +190,16 @@ class OneOf:
         if not isinstance(name, str):
             raise _invalid([_line("choice", f"names the {self.kind}: {self._names()}; {RULE}", at, name)])
         try:
-            found = self.find(name)
-            model: type[BaseModel] = settings_class(found, self.kind) if self._by_settings else found
+            implementation = self.find(name)
+            model: type[BaseModel] = settings_class(implementation, self.kind) if self._by_settings else implementation
         except LookupError as error:
             raise _invalid([_line("unknown_name", str(error.args[0]), at, name)]) from None
-        rest = {key: one for key, one in given.items() if key != self.key}
+        rest = {key: setting for key, setting in given.items() if key != self.key}
         try:
             model_name = name if self._by_settings else _accepted(model, self.key, name)
             made = model.model_validate(rest | {self.key: model_name})
         except ValidationError as error:
-            raise _invalid([_better(one, model) for one in error.errors(include_url=False)]) from None
+            raise _invalid([_better(problem, model) for problem in error.errors(include_url=False)]) from None
         return made.model_copy(update={self.key: name})  # also if it inherits the name of one of ours
 
     def _spelled(self, text: str) -> Mapping[str, Any]:
@@ -248,31 +252,35 @@ def _accepted(model: type[BaseModel], key: str, name: str) -> str:
 
 def _methods(base: type[Any]) -> dict[str, Callable[..., Any]]:
     """Public methods that a class declares, and those of the classes of ours that it is derived from."""
-    found: dict[str, Callable[..., Any]] = {}
+    by_name: dict[str, Callable[..., Any]] = {}
     for cls in base.__mro__:
         if cls.__module__.partition(".")[0] not in ("pydantic", "builtins", "typing", "abc"):
-            methods = {name: one for name, one in vars(cls).items() if inspect.isfunction(one) and name[0] != "_"}
-            found = methods | found
-    return found
+            methods = {
+                name: function
+                for name, function in vars(cls).items()
+                if inspect.isfunction(function) and name[0] != "_"
+            }
+            by_name = methods | by_name
+    return by_name
 
 
-def misfit(found: type[Any], base: type[Any]) -> str:
+def misfit(implementation: type[Any], base: type[Any]) -> str:
     """Why a class cannot stand for ``base``: a method is missing, or cannot be called like that of ``base``. The empty
     text if it can."""
     abstract: frozenset[str] = getattr(base, "__abstractmethods__", frozenset())
     protocol = not issubclass(base, BaseModel)
     for name, ours in _methods(base).items():
-        theirs = getattr(found, name, None)
+        method = getattr(implementation, name, None)
         wanted = _called(name, ours)
-        if theirs is None or (theirs is ours and (protocol or name in abstract)):
+        if method is None or (method is ours and (protocol or name in abstract)):
             return f"it lacks {wanted}"
-        if not callable(theirs):
+        if not callable(method):
             return f"its {name} is no method; wanted: {wanted}"
-        if theirs is not ours or protocol:
+        if method is not ours or protocol:
             try:
-                inspect.signature(theirs).bind(*_placeholders(ours))
+                inspect.signature(method).bind(*_placeholders(ours))
             except TypeError as error:
-                return f"{_called(name, theirs)} must be callable as {wanted}: {error}"
+                return f"{_called(name, method)} must be callable as {wanted}: {error}"
             except ValueError:  # a method without a signature, of a C extension
                 continue
     return ""
@@ -280,13 +288,16 @@ def misfit(found: type[Any], base: type[Any]) -> str:
 
 def _called(name: str, function: Callable[..., Any]) -> str:
     """A method with the names of its parameters."""
-    names = (str(one.replace(annotation=one.empty)) for one in inspect.signature(function).parameters.values())
+    names = (
+        str(parameter.replace(annotation=parameter.empty))
+        for parameter in inspect.signature(function).parameters.values()
+    )
     return f"{name}({', '.join(names)})"
 
 
 def _placeholders(function: Callable[..., Any]) -> Iterator[None]:
-    for one in inspect.signature(function).parameters.values():
-        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             yield None
 
 

@@ -47,12 +47,12 @@ def declared(path: str, kind: str, declares: Declares, rule: str) -> Any:
         for tell in before_import:
             tell(module, file)
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except Exception as error:  # any error of the user's module is shown to the user
         raise LookupError(f"module {module!r} of {kind} {path!r} cannot be imported: {error!r}") from error
-    if not hasattr(found, name):
+    if not hasattr(imported, name):
         raise LookupError(f"module {module!r} has no {name!r} once it is imported")
-    return getattr(found, name)
+    return getattr(imported, name)
 
 
 def own_source(module: str) -> Path | None:
@@ -83,7 +83,7 @@ def is_stage(node: ast.stmt) -> bool:
     """Whether a statement declares a function under ``@stage(...)``."""
     decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
     called = [decorator.func for decorator in decorators if isinstance(decorator, ast.Call)]
-    return any(getattr(one, "id", getattr(one, "attr", "")) == "stage" for one in called)
+    return any(getattr(decorator, "id", getattr(decorator, "attr", "")) == "stage" for decorator in called)
 
 
 def _check(module: str, name: str, kind: str, declares: Declares, rule: str, hops: int) -> None:
@@ -109,7 +109,7 @@ def _check(module: str, name: str, kind: str, declares: Declares, rule: str, hop
             other = next(alias.name for alias in node.names if name in (alias.asname, alias.name))
             _check(_absolute(module, file, node), other, kind, declares, rule, hops - 1)
             return
-    there = sorted(one for node in nodes if declares(node) for one in _binds(node))
+    there = sorted(name_bound for node in nodes if declares(node) for name_bound in _binds(node))
     hint = did_you_mean(name, there) or f"; of that kind there: {', '.join(there) or 'none'}"
     what = "is not declared as" if bound else "is not in its source: no"
     raise LookupError(f"module {module!r}: {name!r} {what} {kind} ({rule}){hint}; it was not imported")
@@ -161,7 +161,7 @@ def _binds(node: ast.stmt) -> set[str]:
         return {alias.asname or alias.name for alias in node.names}
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+        return {name_node.id for target in targets for name_node in ast.walk(target) if isinstance(name_node, ast.Name)}
     return set()
 
 

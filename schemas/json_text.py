@@ -20,9 +20,9 @@ def loads(text: str | bytes) -> Any:
     """The value of a JSON text. Raises ValueError if it is not JSON, or nested deeper than :data:`MAX_DEPTH`."""
     if isinstance(text, bytes):
         text = text.decode("utf-8")
-    found = depth(text)
-    if found > MAX_DEPTH:
-        raise ValueError(f"is nested {found:,} levels deep; at most {MAX_DEPTH} are allowed")
+    levels = depth(text)
+    if levels > MAX_DEPTH:
+        raise ValueError(f"is nested {levels:,} levels deep; at most {MAX_DEPTH} are allowed")
     return json.loads(text)
 
 
@@ -33,10 +33,10 @@ def unstorable(value: Any) -> tuple[str, str] | None:
     while todo:
         path, inner = todo.pop()
         if isinstance(inner, dict):
-            todo += [((*path, str(key)), one) for key, one in reversed(inner.items())]
+            todo += [((*path, str(key)), element) for key, element in reversed(inner.items())]
             todo += [((*path, key), key) for key in inner if not key.isascii()]
         elif isinstance(inner, list):
-            todo += [((*path, str(number)), one) for number, one in reversed(list(enumerate(inner)))]
+            todo += [((*path, str(number)), element) for number, element in reversed(list(enumerate(inner)))]
         elif isinstance(inner, str):
             if not inner.isascii() and _HALF_A_CHARACTER.search(inner):
                 return shown(".".join(path)), "has half of a surrogate pair, which is no Unicode character"
@@ -84,8 +84,8 @@ def depth(text: str) -> int:
     if text.count("[") + text.count("{") <= MAX_DEPTH:  # the common case, as fast as a search
         return 0
     here = deepest = 0
-    for found in _STRUCTURE.finditer(text):
-        character = found[0]
+    for match in _STRUCTURE.finditer(text):
+        character = match[0]
         if character in "[{":
             here += 1
             deepest = max(deepest, here)

@@ -39,7 +39,9 @@ CE_WEIGHTS = "ce_weights"
 TWO_STREAMS = arrow_schema(TrainingRow, 2)
 """Rows with the second stream."""
 
-TRAINING_SCHEMA = pa.schema([one for one in TWO_STREAMS if one.name != CE_WEIGHTS], metadata={VERSION_KEY: b"1"})
+TRAINING_SCHEMA = pa.schema(
+    [column for column in TWO_STREAMS if column.name != CE_WEIGHTS], metadata={VERSION_KEY: b"1"}
+)
 """Rows without it. A table has the column only if the second stream is asked for."""
 
 

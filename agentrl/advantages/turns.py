@@ -15,18 +15,18 @@ Span = tuple[int, int]
 def acting(messages: Sequence[Message]) -> list[Message]:
     """The assistant messages that are turns, in order: those with tokens of their own, or all if none has a span.
     Those of an opening have none, and neither have those beyond the tokens."""
-    said = [message for message in messages if message.role is Role.ASSISTANT]
-    if all(message.token_start is None for message in said):
-        return said
-    return [message for message in said if (message.token_start or 0) < (message.token_end or 0)]
+    answers = [message for message in messages if message.role is Role.ASSISTANT]
+    if all(message.token_start is None for message in answers):
+        return answers
+    return [message for message in answers if (message.token_start or 0) < (message.token_end or 0)]
 
 
 def turn_spans(messages: Sequence[Message], mask: Sequence[bool]) -> list[Span]:
     """The tokens of each turn, in order. If no assistant message has a span, as in some imported rows, the turns are
     the runs of action tokens."""
-    spans = [(one.token_start, one.token_end) for one in acting(messages)]
-    found = [(start, end) for start, end in spans if start is not None and end is not None]
-    return found or action_runs(mask)
+    spans = [(message.token_start, message.token_end) for message in acting(messages)]
+    known_spans = [(start, end) for start, end in spans if start is not None and end is not None]
+    return known_spans or action_runs(mask)
 
 
 def own_turns(row: Trajectory) -> list[int]:
@@ -56,7 +56,7 @@ def spread(values: Sequence[float] | np.ndarray, spans: Sequence[Span], length: 
 
 def progress_weights(length: int, steps: Sequence[StepValue]) -> list[float]:
     """What each valued turn added to the value, on its tokens; 0 elsewhere, [tokens] of a row of that ``length``."""
-    return spread([one.progress for one in steps], [(one.token_start, one.token_end) for one in steps], length)
+    return spread([step.progress for step in steps], [(step.token_start, step.token_end) for step in steps], length)
 
 
 def fork_turn_weights(length: int, spans: Sequence[Span], fork_at: int) -> list[float]:
@@ -93,7 +93,7 @@ def divergence_weights(row: Sequence[int], spans: Sequence[Span], successes: Seq
         shared = max(shared, same)
     blamed = [span for span in spans if span[1] > shared] or list(spans[-1:])
     start = blamed[0][0] if blamed and successes else 0
-    return [float(place >= start) for place in range(len(row))]
+    return [float(position >= start) for position in range(len(row))]
 
 
 def subgoal_weights(length: int, spans: Sequence[Span], reached: Sequence[int | None]) -> list[float]:

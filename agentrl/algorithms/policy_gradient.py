@@ -124,7 +124,7 @@ class Experience:
 
     def returns(self) -> list[float]:
         """Reward of each episode less its penalties, [episodes]."""
-        taken = np.array([total(one) for one in self.penalties])
+        taken = np.array([total(costs) for costs in self.penalties])
         if self.whose is not None:
             taken = np.bincount(self.whose, taken, len(self.rewards))
         return (self.rewards - taken).tolist()
@@ -137,7 +137,7 @@ class Experience:
         """A value for each episode [episodes] as the value of each of its tokens, [rollouts][tokens]. The arrays cannot
         be written to, because all tokens of one share their number."""
         every = zip(self.of_rollouts(values), self.penalties, strict=True)
-        return [np.broadcast_to(float(value), len(one)) for value, one in every]
+        return [np.broadcast_to(float(value), len(penalties)) for value, penalties in every]
 
 
 def total(values: Sequence[float] | np.ndarray) -> float:
@@ -231,7 +231,7 @@ class PolicyGradient(Minimised):
     @property
     def credits_returns(self) -> bool:
         """Whether the advantages of a rollout are one number, which follows from returns and groups alone."""
-        owner = next(one for one in type(self).__mro__ if "advantages" in vars(one))
+        owner = next(owner_class for owner_class in type(self).__mro__ if "advantages" in vars(owner_class))
         return bool(vars(owner).get("of_returns")) and not self.advantage
 
     @property

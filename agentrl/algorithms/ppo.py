@@ -61,7 +61,7 @@ class PPO(ClippedPolicyGradient):
             firsts = [(start, start + 1) for start in states]
             gained = _step_rewards(row, float(step.rewards[number]), spans)
             reward = [gain - sum(step.penalties[number][a:b]) for gain, (a, b) in zip(gained, spans, strict=True)]
-            value = [values[place] for place in states]
+            value = [values[state] for state in states]
             if self.off_policy and self.off_policy.vtrace:
                 advantages, returns, rho = self._vtraced(step, number, reward, value, spans, self.off_policy.vtrace)
                 importance.append(spread(rho, spans, len(row.input_ids)))
@@ -73,7 +73,7 @@ class PPO(ClippedPolicyGradient):
                     row_id=row.trajectory_id,
                     unit=number,
                     input_ids=row.input_ids,
-                    mask=[bool(one) for one in spread(np.ones(len(states)), firsts, len(row.input_ids))],
+                    mask=[bool(is_action) for is_action in spread(np.ones(len(states)), firsts, len(row.input_ids))],
                     weights=spread(returns, firsts, len(row.input_ids)),
                     logprobs=values,
                 )
@@ -89,7 +89,7 @@ class PPO(ClippedPolicyGradient):
         spans = [(start, end) for start, end in turns if any(row.action_mask[start:end])]
         if self.level == "turn":
             return spans
-        return [(place, place + 1) for start, end in spans for place in range(start, end)]
+        return [(position, position + 1) for start, end in spans for position in range(start, end)]
 
     def _traced(self, reward: Sequence[float], value: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
         """Advantages and value targets of a row's actions by GAE, both [actions]."""
@@ -130,6 +130,7 @@ def _step_rewards(row: Trajectory, final: float, spans: Sequence[Span]) -> list[
 
 def _whiten(weights: ByToken, rollouts: Sequence[Trajectory]) -> list[np.ndarray]:
     """Advantages at mean 0 and std 1 over the action tokens of the step."""
-    flat = np.array([w for one, row in zip(weights, rollouts, strict=True) for w, m in zip(one, row.action_mask) if m])  # noqa: B905
+    pairs = zip(weights, rollouts, strict=True)
+    flat = np.array([w for values, row in pairs for w, m in zip(values, row.action_mask, strict=False) if m])
     mean, std = flat.mean(), flat.std() + 1e-8
-    return [(np.array(one) - mean) / std for one in weights]
+    return [(np.array(values) - mean) / std for values in weights]

@@ -20,7 +20,7 @@ def token_problem(row: Trajectory, tokenizer: "PreTrainedTokenizerBase") -> str 
         return None
     if (largest := max(row.input_ids)) >= len(tokenizer):
         return f"id {largest} is outside its vocabulary of {len(tokenizer)}"
-    sampled = [one for one, action in zip(row.input_ids, row.action_mask, strict=True) if action]
+    sampled = [token for token, action in zip(row.input_ids, row.action_mask, strict=True) if action]
     everything = str(tokenizer.decode(sampled))
     for number, message in enumerate(row.messages):
         if message.role is not Role.ASSISTANT:

@@ -134,9 +134,9 @@ class ChatCodec:
         parsed = self.reader.read(list(ids), list(prompt), tools)
         for number, call in enumerate(parsed.message.tool_calls):
             if unstorable(call.name) or not is_json(call.arguments):
-                text = str(self.template.tokenizer.decode([one for one in ids if one not in self.stop_ids]))
-                said = f"tool call {number}: its name or its arguments are no JSON that every reader takes"
-                return Parsed(Message(role=Role.ASSISTANT, content=text), said)
+                text = str(self.template.tokenizer.decode([token for token in ids if token not in self.stop_ids]))
+                problem = f"tool call {number}: its name or its arguments are no JSON that every reader takes"
+                return Parsed(Message(role=Role.ASSISTANT, content=text), problem)
         if parsed.message.reasoning or self.template.writes_reasoning:
             return parsed
         return Parsed(with_thoughts(parsed.message), parsed.error)
@@ -159,7 +159,7 @@ def encode(codec: ChatCodec, messages: Sequence[Message], tools: str) -> tuple[l
     """
     ids: list[int] = []
     mask: list[bool] = []
-    found: list[Message] = []
+    spanned_messages: list[Message] = []
     turn: tuple[int, int] | None = None
     spoken = numbered(messages, codec.template.id_form)
     blocks = [list(group) for _, group in groupby(spoken, key=lambda message: message.role is Role.ASSISTANT)]
@@ -176,10 +176,12 @@ def encode(codec: ChatCodec, messages: Sequence[Message], tools: str) -> tuple[l
             new = codec.observations(block, ids[:start], ids[start:end], tools)
         else:
             new = codec.opening(block, tools)
-        found += spanned(messages[len(found) : len(found) + len(block)], len(ids), len(ids) + len(new))
+        spanned_messages += spanned(
+            messages[len(spanned_messages) : len(spanned_messages) + len(block)], len(ids), len(ids) + len(new)
+        )
         ids += new
         mask += [is_action] * len(new)
-    return ids, mask, found
+    return ids, mask, spanned_messages
 
 
 def tokenize(trajectory: Trajectory, codec: ChatCodec, tokenizer: str) -> Trajectory:

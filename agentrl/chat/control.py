@@ -19,17 +19,17 @@ class ControlTokens:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", template: str) -> None:
         added = tokenizer.added_tokens_decoder.values()
         # tokens of one character cannot be divided; spaces and line breaks are added tokens of some vocabularies
-        texts = {one.content for one in added if one.special or one.content in template}
+        texts = {token.content for token in added if token.special or token.content in template}
         self._texts = tuple(sorted(text for text in texts if len(text) > 1 and not text.isspace()))
         self._begins = re.compile("|".join(sorted({re.escape(text[0]) for text in self._texts})) or "(?!)")
         self._tokenizer = tokenizer
-        before = [one.content for one in added if one.special and not one.rstrip]
+        before = [token.content for token in added if token.special and not token.rstrip]
         self._before = before[0] if before else ""
 
     def divided(self, text: str) -> str:
         """``text`` with :data:`SPLIT` after the first character of each control token that it spells."""
-        found = self._begins.finditer(text)
-        places = [one.start() + 1 for one in found if text.startswith(self._texts, one.start())]
+        matches = self._begins.finditer(text)
+        places = [match.start() + 1 for match in matches if text.startswith(self._texts, match.start())]
         return SPLIT.join(text[start:end] for start, end in pairwise([0, *places, len(text)]))
 
     def heard(self, message: Message) -> Message:

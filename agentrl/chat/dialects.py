@@ -171,11 +171,11 @@ def _settled(trial: Trial, remarks: list[str]) -> Trial:
         )
     template = codec.template
     assert isinstance(template, Template)
-    told = [(template.tells_tools, TOOLS_TOLD, NO_TOOLS), (template.tells_answers, ANSWERS_TOLD, NO_ANSWERS)]
-    if ways := [way for tells, way, _ in told if tells]:
+    remedies = [(template.tells_tools, TOOLS_TOLD, NO_TOOLS), (template.tells_answers, ANSWERS_TOLD, NO_ANSWERS)]
+    if ways := [remedy for tells, remedy, _ in remedies if tells]:
         codec.dialect = f"{codec.dialect} ({'; '.join(ways)})"
     remarks += [] if template.writes_calls else [NO_CALLS]
-    remarks += [remark for tells, _, remark in told if tells]
+    remarks += [remark for tells, _, remark in remedies if tells]
     remarks += [] if template.writes_reasoning else [NO_REASONING]
     if ids := ID_FORMS[template.id_form]:
         remarks.append(ids)
@@ -204,19 +204,21 @@ def _cannot(outcomes: dict[str, ProbeOutcome]) -> dict[str, str]:
 def _differences(outcomes: dict[str, ProbeOutcome], cannot: dict[str, str]) -> list[str]:
     """Remarks on what is not as the template writes it."""
     remarks: list[str] = []
-    tried = {name: one for name, one in outcomes.items() if not ("tools" in cannot and PROBES[name].tools != "[]")}
-    reasons = dict.fromkeys(one.refused for one in tried.values() if one.refused)
+    tried = {
+        name: outcome for name, outcome in outcomes.items() if not ("tools" in cannot and PROBES[name].tools != "[]")
+    }
+    reasons = dict.fromkeys(outcome.refused for outcome in tried.values() if outcome.refused)
     for reason in reasons:
         names = ", ".join(name for name in tried if tried[name].refused == reason)
         remarks.append(f"cannot be written: {names}: {reason}")
-    written = {name: one for name, one in tried.items() if not one.refused}
-    other = [name for name, one in written.items() if not one.text]
+    written = {name: outcome for name, outcome in tried.items() if not outcome.refused}
+    other = [name for name, outcome in written.items() if not outcome.text]
     if other == [NEXT_QUESTION]:
         remarks.append(REWRITES)
     elif other:
         remarks.append(
             f"turns that follow the generation prompt differ from the chat template's finished ones: {', '.join(other)}"
         )
-    if unread := [name for name, one in written.items() if not one.read and name not in cannot]:
+    if unread := [name for name, outcome in written.items() if not outcome.read and name not in cannot]:
         remarks.append(f"turns do not read back as they were written: {', '.join(unread)}")
     return remarks

@@ -50,27 +50,29 @@ class ModelFamily:
 
     def between(self, prompt: list[int], turn: list[int], messages: list[Message], tools: str) -> list[int]:
         """See :class:`agentrl.chat.codec.Bridge`."""
-        heard = [self.control.heard(message) for message in messages]
-        bridged = self.renderer.bridge_to_next_turn(prompt, turn, [native(one) for one in heard], tools=_tools(tools))
+        neutralised = [self.control.heard(message) for message in messages]
+        bridged = self.renderer.bridge_to_next_turn(
+            prompt, turn, [native(message) for message in neutralised], tools=_tools(tools)
+        )
         if bridged is None:
             raise ValueError(
                 f"the dialect {self.name} cannot go on after {self.tokenizer.decode(turn[-20:])!r} without changing it:"
                 " the turn ended inside its reasoning, or a message has a role that this family does not know"
             )
         new = bridged.token_ids[len(prompt) + len(turn) :]
-        if heard != messages:  # renderers encode what text spells as control tokens
+        if neutralised != messages:  # renderers encode what text spells as control tokens
             return self.control.encode(str(self.tokenizer.decode(new, skip_special_tokens=False)))
         return new
 
     def read(self, turn: list[int], prompt: list[int], tools: str) -> Parsed:
         """See :class:`agentrl.chat.codec.Reader`."""
         text = str(self.tokenizer.decode(turn[:-1] if turn and turn[-1] in self.stop_ids else turn))
-        found = self.renderer.parse_response(turn, tools=_tools(tools), prompt_ids=prompt or None)
-        reasoning = (found.reasoning_content or "").strip() or None
-        if found.reasoning_complete is False and turn and turn[-1] in self.stop_ids:
+        parsed = self.renderer.parse_response(turn, tools=_tools(tools), prompt_ids=prompt or None)
+        reasoning = (parsed.reasoning_content or "").strip() or None
+        if parsed.reasoning_complete is False and turn and turn[-1] in self.stop_ids:
             return broken(text, "the turn ended inside its reasoning", reasoning)
         calls = []
-        for number, call in enumerate(found.tool_calls):
+        for number, call in enumerate(parsed.tool_calls):
             if call.status != "ok" or not call.name:
                 return broken(text, f"tool call {number}: {call.status}", reasoning)
             if not isinstance(call.name, str):  # parsers of JSON hand on whatever stands there
@@ -80,7 +82,7 @@ class ModelFamily:
             except ValueError as error:
                 return broken(text, f"tool call {number}: {error}", reasoning)
             calls.append(ToolCall(id=call.id or f"call_{number}", name=call.name, arguments=arguments))
-        message = Message(role=Role.ASSISTANT, content=found.content.strip(), reasoning=reasoning, tool_calls=calls)
+        message = Message(role=Role.ASSISTANT, content=parsed.content.strip(), reasoning=reasoning, tool_calls=calls)
         return Parsed(message)
 
 
@@ -90,15 +92,15 @@ def candidates() -> list[tuple[str, dict[str, bool]]]:
     from renderers import RendererConfig
 
     [union, _] = get_args(RendererConfig)
-    found: list[tuple[str, dict[str, bool]]] = []
+    names_and_switches: list[tuple[str, dict[str, bool]]] = []
     for config in get_args(union):
         name = config.model_fields["name"].default
         if name in ("auto", "custom", "default"):
             continue
-        found.append((name, {}))
+        names_and_switches.append((name, {}))
         if "enable_thinking" in config.template_field_names():
-            found += [(name, {"enable_thinking": value}) for value in (True, False)]
-    return found
+            names_and_switches += [(name, {"enable_thinking": value}) for value in (True, False)]
+    return names_and_switches
 
 
 def find(template: Template) -> ModelFamily | None:

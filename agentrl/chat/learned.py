@@ -36,8 +36,8 @@ class CallTags:
     value: re.Pattern[str] | None = None
     key: re.Pattern[str] | None = None
 
-    def tail(self, text: str, place: int) -> re.Match[str] | None:
-        return (self.more and self.more.match(text, place)) or self.ends.match(text, place)
+    def tail(self, text: str, start: int) -> re.Match[str] | None:
+        return (self.more and self.more.match(text, start)) or self.ends.match(text, start)
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class CallForm:
     def read(self, text: str, tools: str) -> tuple[str, list[ToolCall]]:
         """What is said, and the calls. Raises ValueError that says which call cannot be read."""
         functions = [tool.get("function", tool) for tool in json.loads(tools)]
-        schemas = {one.get("name"): _types(one) for one in functions}
-        said: list[str] = []
+        schemas = {function.get("name"): _types(function) for function in functions}
+        prose: list[str] = []
         calls: list[ToolCall] = []
-        place = 0
-        while match := self.opens.search(text, place):
-            said.append(text[place : match.start()])
+        start = 0
+        while match := self.opens.search(text, start):
+            prose.append(text[start : match.start()])
             while match:
                 try:
                     arguments, call_id, tail = self._arguments(text, match, schemas.get(match["name"], {}))
@@ -71,11 +71,11 @@ class CallForm:
                     raise ValueError(f"tool call {len(calls)}: {error}") from error
                 call_id = call_id or f"call_{len(calls)}"
                 calls.append(ToolCall(id=call_id, name=match["name"], arguments=json.dumps(arguments)))
-                place, match = tail.end(), tail if "name" in tail.groupdict() else None
-        said.append(text[place:])
-        if any(self.trigger in part for part in said):
+                start, match = tail.end(), tail if "name" in tail.groupdict() else None
+        prose.append(text[start:])
+        if any(self.trigger in part for part in prose):
             raise ValueError(f"tool call {len(calls)}: {self.trigger!r} begins one, and what follows is none")
-        return "".join(said).strip(), calls
+        return "".join(prose).strip(), calls
 
     def _arguments(
         self, text: str, head: re.Match[str], types: dict[str, Any]
@@ -83,57 +83,59 @@ class CallForm:
         """The arguments of the call whose name ends ``head``, its id if it has one, and the tags after it."""
         tags = self.whole or self.texts
         assert tags
-        found: Any
+        arguments: Any
         if self.bare and (tail := self.bare.tail(text, head.end())):
             return {}, head.groupdict().get("id0"), tail
         match = tags.before.match(text, head.end())
         if match is None:
             raise ValueError(f"{text[head.end() : head.end() + 20]!r} follows its name, and no argument does")
         if self.whole:
-            found, place = _decoded(text, match.end())
-            if not isinstance(found, dict):
+            arguments, end_of_value = _decoded(text, match.end())
+            if not isinstance(arguments, dict):
                 raise ValueError("its arguments are no JSON object")
         else:
-            found, place, tags = self._texts(text, match.end(), types)
-        tail = tags.tail(text, place)
+            arguments, end_of_value, tags = self._texts(text, match.end(), types)
+        tail = tags.tail(text, end_of_value)
         if tail is None:
-            raise ValueError(f"{text[place : place + 20]!r} follows its arguments, and not the end of a call")
+            raise ValueError(
+                f"{text[end_of_value : end_of_value + 20]!r} follows its arguments, and not the end of a call"
+            )
         own = "id1" if "id1" in head.groupdict() else "id0"
         known = [head.groupdict().get(own), *(part.groupdict().get("id0") for part in (match, tail) if part)]
-        return found, next((one for one in known if one), None), tail
+        return arguments, next((known_name for known_name in known if known_name), None), tail
 
-    def _texts(self, text: str, place: int, types: dict[str, Any]) -> tuple[dict[str, Any], int, CallTags]:
+    def _texts(self, text: str, start: int, types: dict[str, Any]) -> tuple[dict[str, Any], int, CallTags]:
         """Arguments that are one text each, the first of which begins at ``place``; where they end, and by which
         tags."""
         assert self.texts
         assert self.others
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         while True:
-            heads = [(tags.value.search(text, place), tags) for tags in (self.texts, self.others) if tags.value]
+            heads = [(tags.value.search(text, start), tags) for tags in (self.texts, self.others) if tags.value]
             matches = [(head.start(), -head.end(), number) for number, (head, _) in enumerate(heads) if head]
             if not matches:
                 raise ValueError("an argument has no value")
             head, tags = heads[min(matches)[2]]
             assert head
             assert tags.key
-            key, place = text[place : head.start()].strip(), head.end()
-            marks = [pattern.finditer(text, place) for pattern in (tags.key, tags.more, tags.ends) if pattern]
+            key, start = text[start : head.start()].strip(), head.end()
+            marks = [pattern.finditer(text, start) for pattern in (tags.key, tags.more, tags.ends) if pattern]
             ends = sorted(mark.start() for each in marks for mark in each)
             if not ends:
                 raise ValueError(f"its argument {key} does not end")
             if self.texts == self.others:
-                found[key], place = _typed(text[place : ends[0]], types.get(key)), ends[0]
+                arguments[key], start = _typed(text[start : ends[0]], types.get(key)), ends[0]
             elif tags is self.others:
-                found[key], place = _literal(text, place, ends)
+                arguments[key], start = _literal(text, start, ends)
             elif self.escaped:
-                found[key], end = _literal(text, place - 1, [quote + 1 for quote in ends])
-                place = end - 1
+                arguments[key], end = _literal(text, start - 1, [quote + 1 for quote in ends])
+                start = end - 1
             else:
-                found[key], place = text[place : ends[0]], ends[0]
-            further = tags.key.match(text, place)
+                arguments[key], start = text[start : ends[0]], ends[0]
+            further = tags.key.match(text, start)
             if not further:
-                return found, place, tags
-            place = further.end()
+                return arguments, start, tags
+            start = further.end()
 
 
 class LearnedReader:
@@ -282,8 +284,8 @@ class _Patterns:
             else:
                 made.append(r"\s*")
         text = "".join(made)
-        for number, one in enumerate(self.ids):
-            text = text.replace(re.escape(one), rf"(?P<id{number}>[\w.:-]+)", 1)
+        for number, call_id in enumerate(self.ids):
+            text = text.replace(re.escape(call_id), rf"(?P<id{number}>[\w.:-]+)", 1)
         return text
 
 
@@ -308,10 +310,10 @@ def _allowed(schema: Any) -> set[str] | None:
     if not isinstance(schema, dict):
         return None
     if "enum" in schema and "type" not in schema:
-        return {"string"} if all(isinstance(one, str) for one in schema["enum"]) else None
+        return {"string"} if all(isinstance(value, str) for value in schema["enum"]) else None
     if options := schema.get("anyOf") or schema.get("oneOf"):
-        each = [_allowed(one) for one in options]
-        return None if None in each else set().union(*(one for one in each if one))
+        each = [_allowed(option) for option in options]
+        return None if None in each else set().union(*(types for types in each if types))
     kind = schema.get("type")
     return {kind} if isinstance(kind, str) else set(kind) if isinstance(kind, list) else None
 
@@ -341,19 +343,19 @@ def _evaluated(text: str) -> Any:
         raise ValueError(f"{text[:20]!r} is no value") from error
 
 
-def _literal(text: str, place: int, ends: list[int]) -> tuple[Any, int]:
+def _literal(text: str, start: int, ends: list[int]) -> tuple[Any, int]:
     """A value that is no string, in JSON or as Python writes it, up to the first of ``ends`` at which it is whole.
     Raises ValueError if it is at none."""
     for end in ends:
         try:
-            return _evaluated(text[place:end]), end
+            return _evaluated(text[start:end]), end
         except ValueError:
             continue
-    raise ValueError(f"{text[place : ends[0]]!r} is no value")
+    raise ValueError(f"{text[start : ends[0]]!r} is no value")
 
 
-def _decoded(text: str, place: int) -> tuple[Any, int]:
+def _decoded(text: str, start: int) -> tuple[Any, int]:
     """A JSON value that begins at ``place``, and where it ends. Raises ValueError if there is none."""
-    place += len(list(takewhile(str.isspace, text[place:])))
-    end = json.JSONDecoder().raw_decode(text, place)[1]
-    return loads(text[place:end]), end
+    start += len(list(takewhile(str.isspace, text[start:])))
+    end = json.JSONDecoder().raw_decode(text, start)[1]
+    return loads(text[start:end]), end

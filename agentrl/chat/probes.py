@@ -124,10 +124,10 @@ def try_out(codec: ChatCodec, probe: Probe) -> ProbeOutcome:
         return ProbeOutcome(refused=str(error), wrote=whole)
     native = template.encode(whole)
     bare = ids[:-1]
-    mine, theirs = (str(template.tokenizer.decode(part)) for part in (bare, native))
-    if lost := _lost(probe, mine):
-        return ProbeOutcome(refused=f"the chat template drops or moves {lost!r}", wrote=mine)
-    text = theirs.startswith(mine) and not _without(theirs[len(mine) :], template.ends).strip()
+    own_text, native_text = (str(template.tokenizer.decode(part)) for part in (bare, native))
+    if lost := _lost(probe, own_text):
+        return ProbeOutcome(refused=f"the chat template drops or moves {lost!r}", wrote=own_text)
+    text = native_text.startswith(own_text) and not _without(native_text[len(own_text) :], template.ends).strip()
     turns = [message for message in messages if message.role is Role.ASSISTANT]
     read = [_back(codec, turn, ids, probe.tools) for turn in turns]
     wrong = next((number for number, (same, _) in enumerate(read) if not same), None)
@@ -139,14 +139,14 @@ def try_out(codec: ChatCodec, probe: Probe) -> ProbeOutcome:
 
 def _lost(probe: Probe, text: str) -> str | None:
     """What is missing in the text of a probe, or not in its place."""
-    place = 0
+    start = 0
     if missing := [name for name in _names(probe.tools) if name not in text]:
         return missing[0]
     for message in probe.messages:
-        place = text.find(message.content, place)
-        if place < 0:
+        start = text.find(message.content, start)
+        if start < 0:
             return message.content
-        place += len(message.content)
+        start += len(message.content)
     return None
 
 

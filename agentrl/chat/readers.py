@@ -61,19 +61,21 @@ class ResponseTemplateReader:
             text += self.template.end
         before = str(self.tokenizer.decode(prompt, skip_special_tokens=False)) if prompt else self.template.prompt
         try:
-            found = self.tokenizer.parse_response(text, prefix=before, tools=json.loads(tools) or None)
+            parsed = self.tokenizer.parse_response(text, prefix=before, tools=json.loads(tools) or None)
             calls = [
                 ToolCall(
-                    id=f"call_{number}", name=one["function"]["name"], arguments=as_text(one["function"]["arguments"])
+                    id=f"call_{number}", name=call["function"]["name"], arguments=as_text(call["function"]["arguments"])
                 )
-                for number, one in enumerate(found.get("tool_calls") or [])
+                for number, call in enumerate(parsed.get("tool_calls") or [])
             ]
         except (ValueError, KeyError, TypeError) as error:
             return broken(text, f"the response template cannot read it: {error}")
-        reasoning = next((found[key] for key in ("reasoning_content", "reasoning", "thinking") if found.get(key)), None)
+        reasoning = next(
+            (parsed[key] for key in ("reasoning_content", "reasoning", "thinking") if parsed.get(key)), None
+        )
         message = Message(
             role=Role.ASSISTANT,
-            content=(found.get("content") or "").strip(),
+            content=(parsed.get("content") or "").strip(),
             reasoning=reasoning.strip() if reasoning else None,
             tool_calls=calls,
         )

@@ -54,7 +54,7 @@ class Tagged:
         self.tokenizer = template.tokenizer
         self.prompt, self.ends, self.source = template.prompt, template.ends, template.source
         size = len(template.tokenizer)
-        closing = [one for one in range(size) if ">" in str(template.tokenizer.decode([one]))]
+        closing = [token for token in range(size) if ">" in str(template.tokenizer.decode([token]))]
         self.stop_ids = tuple(dict.fromkeys([*template.stop_ids, *closing]))
         self.end, self.id_form = template.end, template.id_form
 
@@ -81,7 +81,7 @@ class Tagged:
         if more or call.name != self.tags.tool or set(arguments) != {self.tags.argument}:
             raise ValueError(
                 f"this dialect makes one call of {self.tags.tool}({self.tags.argument}) in a turn, and the turn calls "
-                f"{', '.join(f'{one.name}({one.arguments})' for one in message.tool_calls)}"
+                f"{', '.join(f'{call.name}({call.arguments})' for call in message.tool_calls)}"
             )
         parts += [message.content] if message.content else []
         return "\n".join([*parts, str(arguments[self.tags.argument]).join(self.tags.call)])
@@ -105,8 +105,8 @@ class Tagged:
         rest = _THINK.sub("", text)
         before, opened, called = rest.partition(self.tags.call[0].strip())
         if not opened:
-            said, answered, answer = rest.partition(_ANSWER[0])
-            content = answer.partition(_ANSWER[1])[0] if answered else said
+            rest_of_turn, answered, answer = rest.partition(_ANSWER[0])
+            content = answer.partition(_ANSWER[1])[0] if answered else rest_of_turn
             return Parsed(Message(role=Role.ASSISTANT, content=content.strip(), reasoning=reasoning))
         argument, closed, after = called.partition(self.tags.call[1].strip())
         if not closed or after.strip():

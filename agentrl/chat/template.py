@@ -176,20 +176,20 @@ class Template:
             return text.removeprefix(self.prompt.rstrip()).removeprefix(self.prompt[len(self.prompt.rstrip()) :])
         header = self.prompt.rstrip().removesuffix(THOUGHT)
         if header != self.prompt.rstrip() and text.startswith(header) and not self.writes_reasoning:
-            said = text.removeprefix(header)
+            written = text.removeprefix(header)
             if message.reasoning:
-                said = said.removeprefix("\n")  # it came after the end of the thought, which the template drops
+                written = written.removeprefix("\n")  # it came after the end of the thought, which the template drops
             begun = not before or self.after_turn(list(before)).rstrip().endswith(THOUGHT)
             if not begun and not message.reasoning:
-                return said
-            return f"{'' if begun else THOUGHT}{message.reasoning or ''}\n</think>\n\n{said}"
+                return written
+            return f"{'' if begun else THOUGHT}{message.reasoning or ''}\n</think>\n\n{written}"
         header = self.prompt.removesuffix(self.thought)
         if self.thought and text.startswith(header) and not message.reasoning:
-            said = text.removeprefix(header)
-            if said.startswith("</") or len(_TAG.findall(self.thought)) > 1:
-                return said  # the thought is closed by this turn, or by the prompt
+            written = text.removeprefix(header)
+            if written.startswith("</") or len(_TAG.findall(self.thought)) > 1:
+                return written  # the thought is closed by this turn, or by the prompt
             if self.thought.strip() == THOUGHT:
-                return f"\n</think>\n\n{said}"
+                return f"\n</think>\n\n{written}"
         raise TemplateError(
             f"the generation prompt ends in {self.prompt[-20:]!r}, and the chat template does not begin this finished "
             "turn with it: turns like this can be sampled, but not written"
@@ -202,7 +202,7 @@ class Template:
         except TemplateError:
             return ""
         pairs = enumerate(zip(text, self.prompt, strict=False))
-        same = next((place for place, (here, there) in pairs if here != there), min(len(text), len(self.prompt)))
+        same = next((index for index, (here, there) in pairs if here != there), min(len(text), len(self.prompt)))
         if ">" not in self.prompt[max(self.prompt.rfind("<", 0, same), 0) : same]:  # in the midst of a tag
             same = self.prompt.rfind("<", 0, same)
         rest = self.prompt[same:]
@@ -230,8 +230,8 @@ class Template:
         if key not in self._known:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
-            said = _said(messages) if self.writes_calls else _said([])
-            self._known[key] = self.render([_STEM, said, *messages], generate=True).partition(MARK)[2]
+            calling = _said(messages) if self.writes_calls else _said([])
+            self._known[key] = self.render([_STEM, calling, *messages], generate=True).partition(MARK)[2]
         return self._known[key]
 
     def _native(self, message: Message) -> dict[str, Any]:
@@ -239,10 +239,10 @@ class Template:
         if message.tool_calls and not self.writes_calls and not self.native:
             return {"role": message.role.value, "content": format_assistant(message)}
         if message.role is not Role.ASSISTANT:
-            heard = native(self.control.heard(message))
+            as_native = native(self.control.heard(message))
             if message.tool_call_id:
-                heard["tool_call_id"] = self.id_form(heard["tool_call_id"], message.name or "f")
-            return heard
+                as_native["tool_call_id"] = self.id_form(as_native["tool_call_id"], message.name or "f")
+            return as_native
         out = native(message, self.text_arguments)
         for call in out.get("tool_calls", ()):
             call["id"] = self.id_form(call["id"], call["function"]["name"])
@@ -277,11 +277,11 @@ class Template:
         names = {1: ["Rn4a"], 2: ["Rn4a", "Rn5b"]}
         for count, contents in names.items():
             answers = [_answer(number, content) for number, content in enumerate(contents)]
-            said = _said(answers if self.writes_calls else [])
+            calling = _said(answers if self.writes_calls else [])
             try:
-                text = self.render([_STEM, said, *answers], generate=True).partition(MARK)[2]
+                text = self.render([_STEM, calling, *answers], generate=True).partition(MARK)[2]
             except TemplateError:
-                return count > 1 and self._refuses([_STEM, said])
+                return count > 1 and self._refuses([_STEM, calling])
             places = [text.find(content) for content in contents]
             if -1 in places or places != sorted(places):
                 return False
@@ -337,14 +337,14 @@ class Template:
 
     def _added(self, text: str) -> list[int]:
         """Ids of special and other added tokens in a text."""
-        return [one for one in self.encode(text) if one in self.tokenizer.added_tokens_decoder]
+        return [token for token in self.encode(text) if token in self.tokenizer.added_tokens_decoder]
 
     def _name_ends(self) -> None:
-        self.ends = tuple(str(self.tokenizer.convert_ids_to_tokens(one)) for one in self.stop_ids)
+        self.ends = tuple(str(self.tokenizer.convert_ids_to_tokens(token)) for token in self.stop_ids)
 
     def _first_end(self, text: str) -> str:
-        found = [(text.index(end), end) for end in self.ends if end in text]
-        return min(found)[1] if found else ""
+        ends_at = [(text.index(end), end) for end in self.ends if end in text]
+        return min(ends_at)[1] if ends_at else ""
 
 
 def native(message: Message, text_arguments: bool = False) -> dict[str, Any]:
@@ -379,7 +379,7 @@ def _said(answers: list[Message]) -> Message:
         return Message(role=Role.ASSISTANT, content=MARK)
     names = [(message.tool_call_id or f"call_{number}", message.name or "f") for number, message in enumerate(tools)]
     arguments = [json.dumps({"q": "."})] * (len(names) - 1) + [json.dumps({"q": MARK})]
-    calls = [ToolCall(id=one, name=name, arguments=text) for (one, name), text in zip(names, arguments, strict=True)]
+    calls = [ToolCall(id=i, name=name, arguments=text) for (i, name), text in zip(names, arguments, strict=True)]
     return Message(role=Role.ASSISTANT, tool_calls=calls)
 
 

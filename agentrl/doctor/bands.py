@@ -20,10 +20,13 @@ class Band:
 def bands(case: Case) -> list[Band]:
     """The bounds on metrics that a stage recorded, in the order of the checks."""
     name, bound = kl_bound(case)
-    found = [Band(name, bound, True, "its highest value"), Band("clip_share", clip_bound(case), True, "the last third")]
+    watched = [
+        Band(name, bound, True, "its highest value"),
+        Band("clip_share", clip_bound(case), True, "the last third"),
+    ]
     if best := max(means(curve(case, "success")), default=0.0):
-        found.append(Band("success", best - FALL, False, "the mean of the last eighth of the steps"))
+        watched.append(Band("success", best - FALL, False, "the mean of the last eighth of the steps"))
     if drift := drift_metric(case):
-        found.append(Band(drift, DRIFT, True, "its highest value"))
-    found.append(Band("ess", ESS, False, "the mean of all steps"))
-    return [band for band in found if curve(case, band.metric)]
+        watched.append(Band(drift, DRIFT, True, "its highest value"))
+    watched.append(Band("ess", ESS, False, "the mean of all steps"))
+    return [band for band in watched if curve(case, band.metric)]

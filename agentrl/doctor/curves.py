@@ -83,28 +83,28 @@ def sudden_fall(case: Case) -> Finding | None:
     """Success of one iteration is more than 0.3 below the mean of the three before it."""
     rows = [row for row in case.metrics if row.get("success") is not None]
     falls = [
-        (fmean(row["success"] for row in rows[max(0, place - 3) : place]) - rows[place]["success"], place)
-        for place in range(1, len(rows))
+        (fmean(row["success"] for row in rows[max(0, index - 3) : index]) - rows[index]["success"], index)
+        for index in range(1, len(rows))
     ]
     if len(rows) < 3 or (worst := max(falls))[0] <= 0.3:
         return None
-    fall, place = worst
-    step = rows[place]["step"]
+    fall, index = worst
+    step = rows[index]["step"]
     return Finding(
         "success fell in one iteration",
-        f"by {fall:.2f} to {rows[place]['success']:.2f} at iteration {step:.0f}; {rates(case, place)}",
+        f"by {fall:.2f} to {rows[index]['success']:.2f} at iteration {step:.0f}; {rates(case, index)}",
         "a fall of 0.3 below the three iterations before",
         "lower lr (a third of it is a good try), raise warmup, or lower clip_norm to the usual gradient norm",
         step=int(step),
     )
 
 
-def rates(case: Case, place: int | None = None) -> str:
+def rates(case: Case, index: int | None = None) -> str:
     """The learning rate and the gradient norm of the update before the row of metrics at ``place``, or the highest of
     all, with the median of the norms, as text."""
     rows = [row for row in case.metrics if row.get("lr") is not None and row.get("grad_norm") is not None]
-    if place is not None:
-        before = case.metrics[place]["step"]
+    if index is not None:
+        before = case.metrics[index]["step"]
         chosen = [row for row in rows if row["step"] < before][-1:]
     else:
         chosen = rows
@@ -112,7 +112,7 @@ def rates(case: Case, place: int | None = None) -> str:
         return "learning rate and gradient norm are not recorded"
     lr, norm = max(row["lr"] for row in chosen), max(row["grad_norm"] for row in chosen)
     usual = median(row["grad_norm"] for row in rows)
-    when = "before it" if place is not None else "at most"
+    when = "before it" if index is not None else "at most"
     return f"lr {lr:.2g} and gradient norm {norm:.2g} {when}, usually {usual:.2g}"
 
 

@@ -25,8 +25,8 @@ def reward_zero(case: Case) -> Finding | None:
 def groups(rows: Sequence[Row]) -> list[list[Row]]:
     """Rollouts of each group with more than one."""
     groups: dict[tuple[str, int], list[Row]] = defaultdict(list)
-    for place, row in enumerate(rows):
-        groups[row["group_id"] or row["task_id"], place // 4096].append(row)
+    for index, row in enumerate(rows):
+        groups[row["group_id"] or row["task_id"], index // 4096].append(row)
     return [members for members in groups.values() if len(members) > 1]
 
 

@@ -82,10 +82,10 @@ def masks(case: Case) -> Finding | None:
             none.append(row["trajectory_id"])
         else:
             wrong = (action and not within for action, within in zip(row["action_mask"], inside, strict=False))
-            place = next((token for token, one in enumerate(wrong) if one), None)
-            if place is not None:
+            position = next((token for token, is_wrong in enumerate(wrong) if is_wrong), None)
+            if position is not None:
                 outside.append(row["trajectory_id"])
-                places.append(place)
+                places.append(position)
     if not outside and not none:
         return None
     return Finding(
@@ -109,7 +109,7 @@ def logprobs(case: Case) -> Finding | None:
             broken.append(row["trajectory_id"])
             sampled = zip(row["logprobs"], row["action_mask"], strict=False)
             places.append(
-                next(place for place, (value, action) in enumerate(sampled) if action and not _possible(value))
+                next(position for position, (value, action) in enumerate(sampled) if action and not _possible(value))
             )
         elif known and row["trajectory_id"] in case.recomputed:
             again = case.recomputed[row["trajectory_id"]]

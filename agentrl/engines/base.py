@@ -53,10 +53,10 @@ class Sampling(BaseModel):
     @model_serializer(mode="wrap")
     def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Rows that were not compressed say nothing of it, as they did before it was possible."""
-        found: dict[str, Any] = dump(self)
+        dumped: dict[str, Any] = dump(self)
         if self.compress is None:
-            found.pop("compress", None)
-        return found
+            dumped.pop("compress", None)
+        return dumped
 
 
 @dataclass(frozen=True)

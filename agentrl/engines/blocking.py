@@ -21,12 +21,12 @@ def aside(call: Callable[[], Result]) -> Result:
         asyncio.get_running_loop()
     except RuntimeError:
         return call()
-    found: list[Result] = []
+    results: list[Result] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            found.append(call())
+            results.append(call())
         except BaseException as error:
             errors.append(error)
 
@@ -35,7 +35,7 @@ def aside(call: Callable[[], Result]) -> Result:
     thread.join()
     if errors:
         raise errors[0]
-    return found[0]
+    return results[0]
 
 
 async def in_thread(call: Callable[[], Result]) -> Result:

@@ -53,12 +53,12 @@ def check_sampling(policy: "Policy") -> None:
             "use a model whose layers are attention, such as Qwen, Llama, Mistral, Gemma or Phi"
         ) from error
     expected, worst = [], 0.0
-    for one in made:
+    for turn in made:
         with policy.autocast():
-            own = own_logprobs(model, one.ids, _HOT)
+            own = own_logprobs(model, turn.ids, _HOT)
         expected.append(own)
-        mask = torch.tensor(one.mask)
-        worst = max(worst, gap(own[mask], torch.tensor(one.logprobs)[mask]))
+        mask = torch.tensor(turn.mask)
+        worst = max(worst, gap(own[mask], torch.tensor(turn.logprobs)[mask]))
     rounded = model.dtype != torch.float32 or policy.precision != "float32"
     if worst > tolerance(expected, torch.bfloat16 if rounded else torch.float32):
         raise ModelMismatchError(
@@ -101,7 +101,7 @@ def probe_rows(model: torch.nn.Module) -> list[TrainingRow]:
     rows = []
     for number, length in enumerate(lengths):
         ids = shared + [rng.randrange(3, config.vocab_size) for _ in range(length - 5)]
-        mask = [place > 0 for place in range(length)]
+        mask = [position > 0 for position in range(length)]
         rows.append(TrainingRow(row_id=str(number), unit=number, input_ids=ids, mask=mask, weights=[1.0] * length))
     return rows
 
@@ -115,12 +115,12 @@ def own_logprobs(model: Callable[..., object], ids: Sequence[int], temperature: 
     return torch.cat([chosen.new_zeros(1), chosen]).cpu()
 
 
-def gap(expected: Tensor, found: Tensor) -> float:
-    gap = (expected - found).abs().max().item()
+def gap(expected: Tensor, found_logprobs: Tensor) -> float:
+    gap = (expected - found_logprobs).abs().max().item()
     return gap if gap == gap else float("inf")
 
 
 def tolerance(expected: Sequence[Tensor], dtype: torch.dtype) -> float:
     """Rounding grows with the log-probs; bfloat16 has 8 bits of mantissa."""
-    largest = max(one.abs().max().item() for one in expected)
+    largest = max(logprobs.abs().max().item() for logprobs in expected)
     return 1e-4 * (1 + largest) if dtype == torch.float32 else 0.05 * (1 + largest)

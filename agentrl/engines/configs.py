@@ -123,7 +123,9 @@ class VLLMConfig(EngineConfig):
             check_transfer(self.sync)
             options += transfer_option(self.sync)
         if rank := adapter_rank(policy.model):
-            room = next((one for one in _VLLM_RANKS if one >= rank), rank)  # vLLM says it if a rank is too large
+            room = next(
+                (supported for supported in _VLLM_RANKS if supported >= rank), rank
+            )  # vLLM says it if a rank is too large
             # two at once: turns under way go on with the one that they began with
             options += ["--enable-lora", "--max-lora-rank", str(room), "--max-loras", "2", "--max-cpu-loras", "4"]
             # or else the output layer is adapted too, and vLLM 0.32 ends if it scores a prompt beside other requests

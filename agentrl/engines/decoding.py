@@ -150,10 +150,10 @@ class DecodingBatch:
             known = np.minimum(tokens, len(self._stops) - 1)
             over |= self._stops[known] & (known == tokens)
         ended = []
-        for place in over.nonzero()[0].tolist():
-            slot = int(here[place])
+        for index in over.nonzero()[0].tolist():
+            slot = int(here[index])
             row = self.rows[slot]
-            if made[place] + 1 >= self._limit[slot] or int(tokens[place]) in row.stop:
+            if made[index] + 1 >= self._limit[slot] or int(tokens[index]) in row.stop:
                 ended.append(slot)
         return ended
 
@@ -187,16 +187,16 @@ class DecodingBatch:
             self.length[slot] += len(ahead)
             lasts.append(len(tokens) - 1)
         self.ahead = {}
-        ids, positions = (torch.tensor(one, device=device)[:, None] for one in (tokens, places))
+        ids, positions = (torch.tensor(column, device=device)[:, None] for column in (tokens, places))
         logits = cache.forward(torch.tensor(behind, device=device), ids, positions, max(places) + 1)
         return logits[torch.tensor(lasts, device=device)]
 
     def _draw(self, logits: torch.Tensor, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         numbers = torch.from_numpy(self._numbers[here, self._made[here]]).to(logits.device)
         kinds: dict[int, tuple[Sampling, list[int]]] = {}
-        for place, slot in enumerate(here.tolist()):
+        for index, slot in enumerate(here.tolist()):
             sampling = self.rows[slot].sampling
-            kinds.setdefault(id(sampling), (sampling, []))[1].append(place)
+            kinds.setdefault(id(sampling), (sampling, []))[1].append(index)
         if len(kinds) == 1:
             tokens, logprobs = draw(logits, sampling, numbers)
             return tokens.cpu().numpy(), logprobs.cpu().numpy()

@@ -79,7 +79,7 @@ class InProcess:
         except Exception as error:
             raise EngineError(f"{self} did not start ({error}); what it wrote is above") from error
         started = set(psutil.Process().children(recursive=True)) - set(before)
-        self._watch = Watch(*(one.pid for one in started))  # vLLM's child would go on
+        self._watch = Watch(*(process.pid for process in started))  # vLLM's child would go on
         return int(self._vllm.model_config.max_model_len)
 
     async def revive(self, folder: Path) -> None:
@@ -92,21 +92,21 @@ class InProcess:
     async def sample(self, request: Request, ends: float | None) -> Turn | None:
         name = uuid.uuid4().hex
         work = self._whole(name, request)
-        found = await in_time(work, ends, lambda: self._vllm.abort(name))
-        if found is None:
+        output = await in_time(work, ends, lambda: self._vllm.abort(name))
+        if output is None:
             return None
-        [made] = found.outputs
+        [made] = output.outputs
         ids = list(made.token_ids)
-        logprobs = [given[one].logprob for one, given in zip(ids, made.logprobs or [], strict=True)]
-        spans = [span_of(one.version, one.start, one.end) for one in made.weight_versions or []]
+        logprobs = [given[token].logprob for token, given in zip(ids, made.logprobs or [], strict=True)]
+        spans = [span_of(span.version, span.start, span.end) for span in made.weight_versions or []]
         return turn_of(ids, logprobs, spans, made.finish_reason)
 
     async def score(self, ids: list[int], adapter: Adapter | None) -> list[float]:
         params = {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
-        found = await self._whole(uuid.uuid4().hex, Request(ids, params, 0, adapter))
-        if found.prompt_logprobs is None:
+        output = await self._whole(uuid.uuid4().hex, Request(ids, params, 0, adapter))
+        if output.prompt_logprobs is None:
             raise ReplicaError(f"{self} scored nothing")
-        return [given[one].logprob for one, given in zip(ids[1:], list(found.prompt_logprobs)[1:], strict=True)]
+        return [given[token].logprob for token, given in zip(ids[1:], list(output.prompt_logprobs)[1:], strict=True)]
 
     async def _whole(self, name: str, request: Request) -> "RequestOutput":
         """What a request gives: all of it, at its end."""
@@ -118,10 +118,10 @@ class InProcess:
         prompt = TokensPrompt(prompt_token_ids=request.ids)
         options = {"priority": request.priority, "lora_request": _named(request.adapter)}
         try:
-            found = [one async for one in self._vllm.generate(prompt, wanted, name, **options)]
+            outputs = [output async for output in self._vllm.generate(prompt, wanted, name, **options)]
         except Exception as error:
             raise ReplicaError(f"{self}: {type(error).__name__}: {error}") from error
-        return found[-1]
+        return outputs[-1]
 
     async def pause(self) -> None:
         await self._told(self._vllm.pause_generation(mode="keep", clear_cache=True))

@@ -41,24 +41,24 @@ class _CacheLayer(DynamicLayer):
     """Keys and values [slots, heads, capacity, width] of one layer. Writing a token copies one token; the library's
     layer copies the whole cache."""
 
-    def __init__(self, place: _Place, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, layout: _Place, *args: Any, **kwargs: Any) -> None:
         super().__init__()
-        self.place = place
+        self.place = layout
         self.storages: list[Tensor] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        place = self.place
+        layout = self.place
         if not self.storages:
-            self.storages = [self._empty(new, place.size, place.capacity) for new in (key_states, value_states)]
-        found = []
+            self.storages = [self._empty(new, layout.size, layout.capacity) for new in (key_states, value_states)]
+        views = []
         for storage, new in zip(self.storages, (key_states, value_states), strict=True):
             _, heads, _, size = new.shape
-            storage.view(-1, size).index_copy_(0, place.flat(heads), new.reshape(-1, size))
-            read = storage[:, :, : place.width]
-            found.append(read[: len(place.slots)] if place.leading else read.index_select(0, place.slots))
-        self.keys, self.values = found
+            storage.view(-1, size).index_copy_(0, layout.flat(heads), new.reshape(-1, size))
+            read = storage[:, :, : layout.width]
+            views.append(read[: len(layout.slots)] if layout.leading else read.index_select(0, layout.slots))
+        self.keys, self.values = views
         return self.keys, self.values
 
     def resize(self, size: int, capacity: int) -> None:
@@ -124,14 +124,14 @@ class KVCache:
         self._place.size = self._place.capacity = 0
 
     def _reserve(self, size: int, width: int) -> None:
-        place = self._place
-        if size <= place.size and width <= place.capacity:
+        layout = self._place
+        if size <= layout.size and width <= layout.capacity:
             return
-        if width > place.capacity:
-            place.capacity = max(_FIRST_CAPACITY, width + width // 2)
-        place.size = max(place.size, size)
+        if width > layout.capacity:
+            layout.capacity = max(_FIRST_CAPACITY, width + width // 2)
+        layout.size = max(layout.size, size)
         for layer in self._layers():
-            layer.resize(place.size, place.capacity)
+            layer.resize(layout.size, layout.capacity)
 
     def _layers(self) -> list[_CacheLayer]:
         return [layer for layer in self._cache.layers if isinstance(layer, _CacheLayer)]

@@ -132,9 +132,9 @@ class OpenAIEngine:
         try:
             reply: dict[str, Any] = await retrying(self._once, request)
         except (OpenAIError, _GarbledError, ValueError) as error:
-            said = str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
             hint = "; set with.engine.retries higher" if _passes(error) else ""
-            what = f"{self.config.model} at {self.config.base_url}: {said[:500]}{hint}"
+            what = f"{self.config.model} at {self.config.base_url}: {reason[:500]}{hint}"
             if not _concerns_one_request(error):
                 raise EngineError(what) from error
             self._failed += 1
@@ -159,21 +159,23 @@ class OpenAIEngine:
             raw = await client.chat.completions.with_raw_response.create(**request)
             seconds = monotonic() - began
         reply = _checked(raw.text) | {_SECONDS: seconds}
-        asked, said = _usage(reply)
+        asked, completion = _usage(reply)
         self.spent.requests += 1
         self.spent.prompt_tokens += asked
-        self.spent.completion_tokens += said
-        self.spent.cost += self._price(asked, said)
+        self.spent.completion_tokens += completion
+        self.spent.cost += self._price(asked, completion)
         return reply
 
-    def _price(self, asked: int, said: int) -> float:
-        return (asked * self.config.price_prompt + said * self.config.price_completion) / 1e6
+    def _price(self, asked: int, completion: int) -> float:
+        return (asked * self.config.price_prompt + completion * self.config.price_completion) / 1e6
 
     def _spent(self, reply: dict[str, Any]) -> Usage:
         """What a reply took, as it was fetched."""
-        asked, said = _usage(reply)
+        asked, completion = _usage(reply)
         priced = self.config.price_prompt + self.config.price_completion > 0
-        return Usage(asked, said, self._price(asked, said) if priced else None, float(reply.get(_SECONDS) or 0))
+        return Usage(
+            asked, completion, self._price(asked, completion) if priced else None, float(reply.get(_SECONDS) or 0)
+        )
 
     async def _again(self, state: RetryCallState) -> None:
         self.spent.retries += 1
@@ -204,8 +206,8 @@ class _Replies:
         self._file.execute("CREATE TABLE IF NOT EXISTS replies (request TEXT PRIMARY KEY, reply TEXT NOT NULL)")
 
     def get(self, key: str) -> dict[str, Any] | None:
-        found = self._file.execute("SELECT reply FROM replies WHERE request = ?", [key]).fetchone()
-        return json.loads(found[0]) if found else None
+        cached = self._file.execute("SELECT reply FROM replies WHERE request = ?", [key]).fetchone()
+        return json.loads(cached[0]) if cached else None
 
     def put(self, key: str, reply: dict[str, Any]) -> None:
         self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", [key, json.dumps(reply)])
@@ -260,13 +262,13 @@ def _usage(reply: dict[str, Any]) -> tuple[int, int]:
     return int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
 
 
-def _message(said: dict[str, Any]) -> Message:
+def _message(message: dict[str, Any]) -> Message:
     calls = [
         ToolCall(id=call.get("id") or f"call_{number}", name=call["function"]["name"], arguments=_arguments(call))
-        for number, call in enumerate(said.get("tool_calls") or [])
+        for number, call in enumerate(message.get("tool_calls") or [])
     ]
-    reasoning = said.get("reasoning_content") or said.get("reasoning")
-    return Message(role=Role.ASSISTANT, content=said.get("content") or "", reasoning=reasoning, tool_calls=calls)
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    return Message(role=Role.ASSISTANT, content=message.get("content") or "", reasoning=reasoning, tool_calls=calls)
 
 
 def _arguments(call: dict[str, Any]) -> str:

@@ -158,8 +158,8 @@ class Server:
         if answer is None:
             return None
         [choice] = answer["choices"]
-        ids = [int(one) for one in choice["token_ids"]]
-        logprobs = [float(one["logprob"]) for one in (choice["logprobs"]["content"] if ids else [])]
+        ids = [int(token) for token in choice["token_ids"]]
+        logprobs = [float(entry["logprob"]) for entry in (choice["logprobs"]["content"] if ids else [])]
         spans = _spans(choice)
         return turn_of(ids, logprobs, spans, choice["finish_reason"])
 
@@ -171,7 +171,7 @@ class Server:
             _spans(choice)
         if given is None:
             raise ReplicaError(f"{self} scored nothing")
-        return [float(one[str(token)]["logprob"]) for token, one in zip(ids[1:], given[1:], strict=True)]
+        return [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], given[1:], strict=True)]
 
     async def _generate(self, body: dict[str, Any]) -> Any:
         return await self.call("POST", "/inference/v1/generate", timeout=None, json=body)
@@ -210,7 +210,7 @@ class Server:
         await self._asked("POST", "/v1/unload_lora_adapter", json={"lora_name": adapter.name})
 
     async def adapters(self) -> set[str]:
-        return {str(one["id"]) for one in (await self.call("GET", "/v1/models"))["data"]}
+        return {str(model["id"]) for model in (await self.call("GET", "/v1/models"))["data"]}
 
     async def receiver(self) -> Receiver:
         from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
@@ -244,7 +244,7 @@ def _model(adapter: Adapter | None) -> dict[str, str]:
 
 
 def _spans(choice: dict[str, Any]) -> list[Span]:
-    return [span_of(one["version"], one["start"], one["end"]) for one in choice["weight_versions"] or []]
+    return [span_of(span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or []]
 
 
 SERVING: Mapping[str, str | None] = {

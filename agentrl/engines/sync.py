@@ -91,7 +91,9 @@ class Folders:
             self._before = None
 
     async def give(self, replicas: Sequence[Replica]) -> list[BaseException | None]:
-        return await asyncio.gather(*(self._renew(one, self._before) for one in replicas), return_exceptions=True)
+        return await asyncio.gather(
+            *(self._renew(replica, self._before) for replica in replicas), return_exceptions=True
+        )
 
     async def restore(self, replica: Replica) -> None:
         if await replica.version() != str(self.label):
@@ -156,7 +158,7 @@ class Adapters:
         self.adapter = self._old.pop(-2)
 
     async def give(self, replicas: Sequence[Replica]) -> list[BaseException | None]:
-        return await asyncio.gather(*(self._give(one) for one in replicas), return_exceptions=True)
+        return await asyncio.gather(*(self._give(replica) for replica in replicas), return_exceptions=True)
 
     async def _give(self, replica: Replica) -> None:
         try:
@@ -175,9 +177,9 @@ class Adapters:
             await replica.adapt(self.adapter)
 
     async def tidy(self, replicas: Sequence[Replica], used: Collection[Adapter | None]) -> None:
-        for adapter in [one for one in self._old if one not in used]:
+        for adapter in [adapter for adapter in self._old if adapter not in used]:
             self._old.remove(adapter)
-            await asyncio.gather(*(one.drop(adapter) for one in replicas), return_exceptions=True)
+            await asyncio.gather(*(replica.drop(adapter) for replica in replicas), return_exceptions=True)
             await in_thread(partial(shutil.rmtree, adapter.folder, ignore_errors=True))
 
     async def end(self, replicas: Sequence[Replica]) -> None:

@@ -35,11 +35,15 @@ class Receivers:
 
     @property
     def ranks(self) -> int:
-        return sum(one.ranks for one in self.receivers)
+        return sum(receiver.ranks for receiver in self.receivers)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        offsets = accumulate((one.ranks for one in self.receivers[:-1]), initial=int(init_info.get("rank_offset", 0)))
-        infos = [{**init_info, "rank_offset": one} if "rank_offset" in init_info else init_info for one in offsets]
+        offsets = accumulate(
+            (receiver.ranks for receiver in self.receivers[:-1]), initial=int(init_info.get("rank_offset", 0))
+        )
+        infos = [
+            {**init_info, "rank_offset": offset} if "rank_offset" in init_info else init_info for offset in offsets
+        ]
         self._told("init_weight_transfer_engine", [(info,) for info in infos])
 
     def shutdown_weight_transfer_engine(self) -> None:
@@ -56,8 +60,8 @@ class Receivers:
 
     def _told(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> None:
         calls = [
-            self._pool.submit(getattr(one.client, name), *given)
-            for one, given in zip(self.receivers, arguments, strict=True)
+            self._pool.submit(getattr(receiver.client, name), *given)
+            for receiver, given in zip(self.receivers, arguments, strict=True)
         ]
         for call in calls:
             call.result()
@@ -117,10 +121,10 @@ class Transfer:
         try:
             if list(replicas) != self._members:
                 await self._form(replicas)
-            await asyncio.gather(*(one.pause() for one in replicas))
+            await asyncio.gather(*(replica.pause() for replica in replicas))
             await self._beside(self._sender.send_weights)
-            await asyncio.gather(*(one.label(self.label) for one in replicas))
-            await asyncio.gather(*(one.resume() for one in replicas))
+            await asyncio.gather(*(replica.label(self.label) for replica in replicas))
+            await asyncio.gather(*(replica.resume() for replica in replicas))
         except Exception as error:
             self._members = []
             problem = EngineError(f"sync: {self.backend} did not give version {self.label} to all replicas: {error!r}")
@@ -145,7 +149,7 @@ class Transfer:
         if self._sender is not None:
             await asyncio.to_thread(self._sender.shutdown)
             self._sender = None
-        group = Receivers([await one.receiver() for one in replicas])
+        group = Receivers([await replica.receiver() for replica in replicas])
         self._sender = await self._beside(lambda: self._joined(group))
         self._members = list(replicas)
 
@@ -159,7 +163,7 @@ class Transfer:
             """The weights that are current at each pass, in the order of their names."""
 
             def metadata(self) -> list[Any]:
-                return [ParamMeta(name, one.dtype, tuple(one.shape)) for name, one in self]
+                return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
 
             def __iter__(self) -> Iterator[tuple[str, Any]]:
                 for name, tensor in sorted(tensors_of(sync._source).items()):
@@ -175,9 +179,9 @@ class Transfer:
             return IPCTrainerInitInfo(rank=0, packed=True)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        with socket.socket() as found:
-            found.bind(("", 0))
-            port = found.getsockname()[1]
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
         return NCCLTrainerInitInfo(group.receivers[0].address, port, group.ranks + 1, rank=0)
 
     async def _beside(self, work: Callable[[], Any]) -> Any:

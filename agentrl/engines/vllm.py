@@ -127,7 +127,9 @@ class VLLMEngine:
         request = Request(list(session.ids), params, deadline)
         ends = None if time_limit is None else self._loop.time() + time_limit
         cost = len(session.ids) + limit
-        made = await self._outside(self._asked(lambda one: self._sample(one, request, ends), cost, session.root, ends))
+        made = await self._outside(
+            self._asked(lambda replica: self._sample(replica, request, ends), cost, session.root, ends)
+        )
         if made is None:
             return Turn([], [], [], "cut")
         return replace(made, logprobs=[0.0] * len(made.ids)) if sampling.temperature == 0 else made
@@ -136,9 +138,11 @@ class VLLMEngine:
         """See :class:`agentrl.engines.base.Engine`."""
         if len(ids) + 1 > self.context:
             raise EngineError(f"{len(ids)} tokens do not fit vLLM's context of {self.context}, less one")
-        found = await self._outside(self._asked(lambda one: one.score(list(ids), self._sync.adapter), len(ids)))
-        assert found is not None  # there is no limit of time
-        return found[start - 1 :]
+        logprobs = await self._outside(
+            self._asked(lambda replica: replica.score(list(ids), self._sync.adapter), len(ids))
+        )
+        assert logprobs is not None  # there is no limit of time
+        return logprobs[start - 1 :]
 
     async def load(self, weights: Weights) -> None:
         """See :class:`agentrl.engines.base.Engine`. Raises EngineError if a replica does not load them, or gives other
@@ -197,14 +201,14 @@ class VLLMEngine:
     async def _pick(self, root: str, cost: int) -> Replica:
         """The replica with the fewest tokens under way, or the one of this root if it is not much fuller."""
         while True:
-            serving = [one for one in self.replicas if one.state == "serving"]
+            serving = [replica for replica in self.replicas if replica.state == "serving"]
             if serving:
                 break
-            if all(one.state == "dead" for one in self.replicas):
+            if all(replica.state == "dead" for replica in self.replicas):
                 raise EngineError(f"no vLLM is left; the log of the last ends:\n{self.replicas[-1].tail()}")
             self._ready.clear()
             await self._ready.wait()
-        least = min(serving, key=lambda one: one.load)
+        least = min(serving, key=lambda replica: replica.load)
         home = self._homes.get(root)
         if home in serving and home is not None and home.load <= _FULLER * (least.load + cost):
             return home
@@ -221,12 +225,12 @@ class VLLMEngine:
         before = (self.version, self._probe)
         self._sync.use(weights.version, prepared)
         self.version, self._probe = weights.version, probe
-        serving = [one for one in self.replicas if one.state == "serving"]
+        serving = [replica for replica in self.replicas if replica.state == "serving"]
         for replica in serving:
             replica.state = "stale"
-        found = await self._sync.give(serving)
-        tries = (self._taken_up(replica, problem) for replica, problem in zip(serving, found, strict=True))
-        problems = [one for one in await asyncio.gather(*tries, return_exceptions=True) if one is not None]
+        results = await self._sync.give(serving)
+        tries = (self._taken_up(replica, problem) for replica, problem in zip(serving, results, strict=True))
+        problems = [problem for problem in await asyncio.gather(*tries, return_exceptions=True) if problem is not None]
         if problems:
             self._sync.back()
             self.version, self._probe = before
@@ -254,8 +258,8 @@ class VLLMEngine:
         """A replica that gives the log-probs of transformers serves from now on. Raises EngineError if it gives
         others."""
         ids, wanted = self._probe
-        found = await replica.score(ids, self._sync.adapter)
-        gap = sum(abs(one - other) for one, other in zip(found, wanted, strict=True)) / len(wanted)
+        logprobs = await replica.score(ids, self._sync.adapter)
+        gap = sum(abs(logprob - other) for logprob, other in zip(logprobs, wanted, strict=True)) / len(wanted)
         if not gap <= self.tolerance:
             replica.state = "dead"
             raise EngineError(
@@ -269,12 +273,12 @@ class VLLMEngine:
 
     async def _start(self, weights: Weights) -> None:
         self._ready = asyncio.Event()
-        self.context = min(await asyncio.gather(*(one.start(self._sync.start) for one in self.replicas)))
+        self.context = min(await asyncio.gather(*(replica.start(self._sync.start) for replica in self.replicas)))
         for problem in await self._sync.give(self.replicas):
             if problem is not None:
                 raise problem
         self._probe = await self._expected(weights)
-        await asyncio.gather(*(self._prove(one) for one in self.replicas))
+        await asyncio.gather(*(self._prove(replica) for replica in self.replicas))
 
     def _suspect(self, replica: Replica) -> None:
         """Ask this replica no more until it is seen to be well."""
@@ -317,8 +321,8 @@ class VLLMEngine:
         for task in list(self._fixing.values()):
             task.cancel()
         await asyncio.gather(*self._fixing.values(), return_exceptions=True)
-        await self._sync.end([one for one in self.replicas if one.state == "serving"])
-        await asyncio.gather(*(one.stop() for one in self.replicas))
+        await self._sync.end([replica for replica in self.replicas if replica.state == "serving"])
+        await asyncio.gather(*(replica.stop() for replica in self.replicas))
 
     # --- the engine's own event loop
 

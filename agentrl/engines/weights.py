@@ -40,8 +40,8 @@ def write_folder(source: "Path | PreTrainedModel", tokenizer: Any, folder: Path,
     if not config.get("architectures"):  # a server would take a model without it for one that only embeds
         config["architectures"] = [type(source).__name__]
     (partial / "config.json").write_text(json.dumps(config, indent=2))
-    if like is not None and (found := shapes(partial)) != (wanted := shapes(like)):
-        odd = sorted(set(found.items()) ^ set(wanted.items()))
+    if like is not None and (stored := shapes(partial)) != (wanted := shapes(like)):
+        odd = sorted(set(stored.items()) ^ set(wanted.items()))
         raise EngineError(f"weights of {folder.name} have other tensors than those the servers began with: {odd[:3]}")
     return _whole(partial, folder)
 
@@ -63,7 +63,7 @@ def write_adapter(model: "PreTrainedModel", folder: Path) -> Path:
 def adapter_rank(model: Any) -> int | None:
     """The rank of a model's adapter; None if it has none."""
     configs = getattr(model, "peft_config", None)
-    return None if configs is None else max(int(one.r) for one in configs.values())
+    return None if configs is None else max(int(config.r) for config in configs.values())
 
 
 def adapter_targets(model: Any) -> list[str]:
@@ -83,7 +83,9 @@ def tensors_of(source: "Path | PreTrainedModel") -> dict[str, Any]:
     else:
         tensors = {name: tensor.detach() for name, tensor in source.state_dict().items()}
         if adapter_rank(source) is not None:
-            tensors = {name.replace(".base_layer.", "."): one for name, one in tensors.items() if ".lora_" not in name}
+            tensors = {
+                name.replace(".base_layer.", "."): tensor for name, tensor in tensors.items() if ".lora_" not in name
+            }
         tensors = as_saved(source, tensors)
     if "lm_head.weight" not in tensors and "model.embed_tokens.weight" in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
@@ -128,11 +130,11 @@ def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Name -> shape of all tensors in a folder, from the headers alone."""
     from safetensors import safe_open
 
-    found: dict[str, tuple[int, ...]] = {}
+    shape_of: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
-            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-    return found
+            shape_of |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    return shape_of
 
 
 def probe_ids(vocabulary: int, room: int) -> list[int]:
@@ -145,8 +147,8 @@ def check_copy(model: "PreTrainedModel", source: "PreTrainedModel", version: int
     """Raises EngineError unless a model gives the log-probs of the one whose weights it was given."""
     config = model.config.get_text_config()
     ids = probe_ids(config.vocab_size, getattr(config, "max_position_embeddings", None) or PROBE_TOKENS)
-    found, wanted = (expected(Weights(version, one), ids) for one in (model, source))
-    difference = max(abs(one - other) for one, other in zip(found, wanted, strict=True))
+    copied, wanted = (expected(Weights(version, source_model), ids) for source_model in (model, source))
+    difference = max(abs(logprob - other) for logprob, other in zip(copied, wanted, strict=True))
     if not difference <= COPY_TOLERANCE:
         raise EngineError(
             f"the embedded engine gives other log-probs with version {version} than the model that was trained "
@@ -167,6 +169,6 @@ def expected(weights: Weights, ids: Sequence[int]) -> list[float]:
     with torch.inference_mode():
         tokens = torch.tensor([list(ids)], device=model.device)
         logits = model(tokens).logits[0, :-1].float()
-        found = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].tolist()
+        logprobs = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].tolist()
     model.train(was_training)
-    return found
+    return logprobs

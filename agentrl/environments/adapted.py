@@ -83,10 +83,10 @@ class AdaptedEpisode:
     async def step(self, message: Message) -> Step:
         if not message.tool_calls:
             self.answer = message.content
-            said = await self._made("user", message.content) if self.start.user else None
-            if said is None:
+            reply = await self._made("user", message.content) if self.start.user else None
+            if reply is None:
                 return Step(done=True)
-            return Step([Message(role=Role.USER, content=said.content)], said.reward, said.done)
+            return Step([Message(role=Role.USER, content=reply.content)], reply.reward, reply.done)
         observations: list[Observation] = []
         info = Counter(tool_timeouts=0, tool_exceptions=0, observations_cut=0)
         for call in message.tool_calls:
@@ -195,7 +195,7 @@ class Plain:
         messages = opening() if callable(opening) else self.task.prompt
         if isinstance(messages, str):
             messages = [Message(role=Role.USER, content=messages)]
-        if not isinstance(messages, list) or not all(isinstance(one, Message) for one in messages):
+        if not isinstance(messages, list) or not all(isinstance(message, Message) for message in messages):
             raise TypeError(self._returned("opening", messages, "a list of Message, or the text of a user's message"))
         offered = self.task.tools if json.loads(self.task.tools) else tools.schemas(self.episode)
         restorable = all(callable(getattr(self.episode, name, None)) for name in ("snapshot", "restore"))
@@ -211,10 +211,10 @@ class Plain:
         text = cut(seen.content, self.longest)
         return Observation(text, seen.error, seen.reward, seen.done), text is not seen.content
 
-    def user(self, said: str) -> Observation | None:
+    def user(self, text: str) -> Observation | None:
         """What the user says; None ends the episode."""
-        found = self.episode.user(said)
-        return Observation(found) if isinstance(found, str) else found
+        answer = self.episode.user(text)
+        return Observation(answer) if isinstance(answer, str) else answer
 
     def snapshot(self) -> bytes:
         return pickle.dumps(self.episode.snapshot())
@@ -224,20 +224,20 @@ class Plain:
 
     def score(self, answer: str | None) -> Score | None:
         """The score; a number alone is the reward, and a task is solved by a reward above 0. None is unscored."""
-        found = self.episode.score(answer)
-        if found is None:
+        score = self.episode.score(answer)
+        if score is None:
             return None
-        if not isinstance(found, Score):
+        if not isinstance(score, Score):
             try:
-                value = float(found)
+                value = float(score)
             except (TypeError, ValueError):
-                raise TypeError(self._returned("score", found, "a Score, a number, or None")) from None
-            found = Score(value > 0, (RewardComponent(name="score", value=value),))
+                raise TypeError(self._returned("score", score, "a Score, a number, or None")) from None
+            score = Score(value > 0, (RewardComponent(name="score", value=value),))
         state = getattr(self.episode, "state", None)
-        return Score(found.success, found.components, state()) if callable(state) else found
+        return Score(score.success, score.components, state()) if callable(state) else score
 
-    def _returned(self, method: str, found: object, allowed: str) -> str:
-        return f"{method}() of {type(self.episode).__name__} returned {found!r:.80}; return {allowed}"
+    def _returned(self, method: str, value: object, allowed: str) -> str:
+        return f"{method}() of {type(self.episode).__name__} returned {value!r:.80}; return {allowed}"
 
     def close(self) -> None:
         close = getattr(self.episode, "close", None)

@@ -49,8 +49,8 @@ class AgentEnvironment:
 
     def __new__(cls, *_: Any, **__: Any) -> "AgentEnvironment":
         """Raises ValueError if what serves the endpoint is not installed."""
-        if said := missing("uvicorn", "serve"):
-            raise ValueError(f"an agent program asks an endpoint, and {said}")
+        if lack := missing("uvicorn", "serve"):
+            raise ValueError(f"an agent program asks an endpoint, and {lack}")
         return super().__new__(cls)
 
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
@@ -121,18 +121,18 @@ class _Desk:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def place_of(self, key: str | None, episode: str | None) -> "AgentEpisode":
-        found = self.episodes.get(key or "")
-        if found is None:
+        asking = self.episodes.get(key or "")
+        if asking is None:
             raise ApiError(401, "the api key is not that of an episode under way", "invalid_api_key")
-        return found
+        return asking
 
-    async def ask(self, place: "AgentEpisode", asked: TurnRequest, digest: str, again: bool) -> Reply:
+    async def ask(self, episode: "AgentEpisode", asked: TurnRequest, digest: str, again: bool) -> Reply:
         check_model(asked.model, self.model)
-        known = place.replies.get(digest)
+        known = episode.replies.get(digest)
         if again and known is not None:
             return known
-        reply = place.replies[digest] = Reply(f"{place.key}-{len(place.replies)}")
-        reply.begin(asyncio.create_task(place.asked(reply, asked)))
+        reply = episode.replies[digest] = Reply(f"{episode.key}-{len(episode.replies)}")
+        reply.begin(asyncio.create_task(episode.asked(reply, asked)))
         assert reply.task is not None
         reply.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return reply
@@ -197,9 +197,9 @@ class AgentEpisode:
         if self._waiting is None:
             raise RuntimeError("the agent was still at work when limits.tool_s had passed; set it higher")
         (_, _, turn), self._waiting = self._waiting, None
-        told = [call.model_copy(update={"id": f"call_{secrets.token_hex(6)}"}) for call in message.tool_calls]
-        self._names.update((new.id, (call.id, call.name)) for new, call in zip(told, message.tool_calls, strict=True))
-        shown = message.model_copy(update={"tool_calls": told})
+        calls = [call.model_copy(update={"id": f"call_{secrets.token_hex(6)}"}) for call in message.tool_calls]
+        self._names.update((new.id, (call.id, call.name)) for new, call in zip(calls, message.tool_calls, strict=True))
+        shown = message.model_copy(update={"tool_calls": calls})
         self._said.append(shown)
         turn.set_result(shown)
         if not await self._heard():
@@ -219,14 +219,14 @@ class AgentEpisode:
                     f"the agent changed message {number} of its conversation from {canonical(then)[:200]} to "
                     f"{canonical(now)[:200]}; record it with `agentrl serve`, and train with train.offline"
                 )
-        if asked.tools != self.tools or not new or any(one.role is Role.ASSISTANT for one in new):
+        if asked.tools != self.tools or not new or any(message.role is Role.ASSISTANT for message in new):
             what = "its tools changed" if asked.tools != self.tools else "it began another conversation"
             raise ValueError(
                 f"an episode is one conversation here, and {what}; record this agent with `agentrl serve`, and train "
                 "with train.offline"
             )
         self._said += new
-        return [self._named(one) for one in new]
+        return [self._named(message) for message in new]
 
     def _named(self, message: Message) -> Message:
         """A message with the id and the name that the policy gave the call that it answers."""
@@ -256,10 +256,10 @@ class AgentEpisode:
             await asyncio.wait({self._program}, timeout=_ENDS_S)
             if not self._program.done() or self._program.cancelled() or self._program.exception() is not None:
                 return Score(False, (RewardComponent(name="unfinished", value=0.0),))
-        found = self._program.result()
-        if found is None or isinstance(found, Score):
-            return found
-        return Score(float(found) > 0, (RewardComponent(name="score", value=float(found)),))
+        result = self._program.result()
+        if result is None or isinstance(result, Score):
+            return result
+        return Score(float(result) > 0, (RewardComponent(name="score", value=float(result)),))
 
     def _end(self) -> None:
         """Refuse the request that waits, and those that come."""

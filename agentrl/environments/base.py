@@ -47,7 +47,7 @@ class Score:
 
     def __post_init__(self) -> None:
         given = list(self.components)
-        if not all(isinstance(one, RewardComponent) for one in given):
+        if not all(isinstance(component, RewardComponent) for component in given):
             raise TypeError(f"components are RewardComponent(name=..., value=..., weight=...), not {given!r:.80}")
         if not given:  # a sum of nothing would be 0 for successes too, and teach nothing
             given = [RewardComponent(name="success", value=float(self.success))]
@@ -191,8 +191,8 @@ def answered(message: Message, observations: Sequence[Observation], **info: int)
 def answer_calls(call: Callable[[ToolCall], Observation], message: Message) -> Step:
     """The step that answers all calls of an assistant message, in their order, up to one that ends the episode."""
     observations: list[Observation] = []
-    for one in message.tool_calls:
-        observations.append(call(one))
+    for tool_call in message.tool_calls:
+        observations.append(call(tool_call))
         if observations[-1].done:
             break
     return answered(message, observations)

@@ -23,10 +23,10 @@ class Index:
             norm = K1 * (1 - B + B * count.total() / mean)
             for word, times in count.items():
                 self.weights[word][title] = times * (K1 + 1) / (times + norm)
-        for found in self.weights.values():
-            rarity = math.log(1 + (len(counts) - len(found) + 0.5) / (len(found) + 0.5))
-            for title in found:
-                found[title] *= rarity
+        for weights_of_titles in self.weights.values():
+            rarity = math.log(1 + (len(counts) - len(weights_of_titles) + 0.5) / (len(weights_of_titles) + 0.5))
+            for title in weights_of_titles:
+                weights_of_titles[title] *= rarity
 
     def search(self, query: str) -> list[str]:
         """Titles of all passages that have a word of the query, the best first; equal ones in the order of titles."""

@@ -39,8 +39,8 @@ class Talk:
         self.ask = ask
 
     async def step(self, message: Message) -> Step:
-        said = await asyncio.to_thread(self.ask, message) if self.ask else None
-        return Step(done=True) if said is None else Step([Message(role=Role.USER, content=said)])
+        reply = await asyncio.to_thread(self.ask, message) if self.ask else None
+        return Step(done=True) if reply is None else Step([Message(role=Role.USER, content=reply)])
 
     async def score(self) -> Score | None:
         return None

@@ -56,13 +56,13 @@ async def rebuild(
     episode = await environment.reset(task)
     try:
         _compare(environment, task, "the opening", opening, episode.opening)
-        for number, (said, answers) in enumerate(turns, 1):
-            assert said is not None
+        for number, (turn, answers) in enumerate(turns, 1):
+            assert turn is not None
             before(episode)
             if answers and answers[0].name == FORMAT_ERROR:
                 after(None)
                 continue
-            step = await episode.step(said)
+            step = await episode.step(turn)
             _compare(environment, task, f"the answer to message {number}", answers, step.messages)
             after(step)
     except BaseException:
@@ -73,21 +73,21 @@ async def rebuild(
 
 def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message | None, list[Message]]]:
     """The opening, under None; then each assistant message, and what answered it."""
-    said: Message | None = None
+    turn: Message | None = None
     answers: list[Message] = []
     for message in messages:
         if message.role is Role.ASSISTANT:
-            yield said, answers
-            said, answers = message, []
+            yield turn, answers
+            turn, answers = message, []
         else:
             answers.append(message)
-    yield said, answers
+    yield turn, answers
 
 
 def _compare(environment: Environment, task: Task, what: str, then: Sequence[Message], now: Sequence[Message]) -> None:
     for before, after in zip_longest(then, now):
         if before is None or after is None or _shown(before) != _shown(after, len(before.content)):
-            shown = (None if one is None else _shown(one) for one in (before, after))
+            shown = (None if message is None else _shown(message) for message in (before, after))
             raise DivergedError(environment.name, task.task_id, what, *shown)
 
 

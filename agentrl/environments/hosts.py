@@ -199,15 +199,15 @@ class _Process:
     """A child that holds one object at a time; a session of its own, so that what its tools start dies with it."""
 
     def __init__(self) -> None:
-        self.connection, theirs = Pipe()
+        self.connection, child_end = Pipe()
         self.popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "agentrl.environments.hosted_process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-P", "-m", "agentrl.environments.hosted_process", str(child_end.fileno())],
+            pass_fds=[child_end.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        theirs.close()
+        child_end.close()
 
     def ask(self, message: tuple[Any, ...]) -> Any:
         self.connection.send_bytes(pickle.dumps(message))

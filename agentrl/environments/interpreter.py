@@ -46,12 +46,12 @@ async def executed(sandbox: Sandbox, code: str) -> Observation:
     """What a program prints, and the value of its last expression. If it fails, the observation is an error."""
     files = {"run.py": EXECUTE.encode(), "code.py": code.encode("utf-8", "replace")}
     ran = await sandbox.run([sandbox.python, "-I", "-S", "run.py"], files)
-    said = cut(ran.stdout.decode(errors="replace").strip(), LONGEST)
+    output = cut(ran.stdout.decode(errors="replace").strip(), LONGEST)
     if ran.stopped:
-        said = f"{said}\nstopped: too much {ran.stopped.replace('_', ' ')}".strip()
-    elif not said:
-        said = "no output; print what you want to see" if ran.ok else f"ended with exit code {ran.code}"
-    return Observation(said, error=not ran.ok)
+        output = f"{output}\nstopped: too much {ran.stopped.replace('_', ' ')}".strip()
+    elif not output:
+        output = "no output; print what you want to see" if ran.ok else f"ended with exit code {ran.code}"
+    return Observation(output, error=not ran.ok)
 
 
 class Interpreter:

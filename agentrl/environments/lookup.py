@@ -47,7 +47,7 @@ RESERVED = 0.2
 def names_of(count: int) -> Sequence[str]:
     """So many first names: those above, and then others of three letters."""
     others = (first + vowel + last for last, vowel, first in product(LAST, "aeiouy", FIRST))
-    known = set(NAMES) | {one.capitalize() for options in VALUES.values() for one in options}
+    known = set(NAMES) | {option.capitalize() for options in VALUES.values() for option in options}
     return [*NAMES, *(name for name in others if name not in known)][:count]
 
 
@@ -64,14 +64,14 @@ def _walk(facts: dict[str, dict[str, str]], start: str, relations: list[str]) ->
 
 def _asked(row: Trajectory, facts: dict[str, dict[str, str]]) -> list[tuple[str, str, str]]:
     """Who, relation and value of each call of a row that found something, in the order of the calls."""
-    found = []
+    triples = []
     for call in (call for message in row.messages for call in message.tool_calls):
         arguments = call.parsed()
         if call.name == "find" and isinstance(arguments, dict) and set(arguments) == {"who", "rel"}:
             who, relation = str(arguments["who"]), str(arguments["rel"])
             if (value := facts.get(who, {}).get(relation)) is not None:
-                found.append((who, relation, value))
-    return found
+                triples.append((who, relation, value))
+    return triples
 
 
 class LookupEpisode:
@@ -222,7 +222,7 @@ class LookupEnvironment:
             return []
         facts: dict[str, dict[str, str]] = json.loads(task.metadata)["facts"]
         asked = _asked(row, facts)
-        found: list[Task] = []
+        tasks: list[Task] = []
         path, relations = [last.content], list[str]()
         for who, relation, value in reversed(asked):
             fits = relation in (LINKS if relations else VALUES) and exact_match(path[0], value)
@@ -230,8 +230,8 @@ class LookupEnvironment:
                 continue
             path, relations = [who, *path], [relation, *relations]
             if self.question(who, relations) != task.prompt:
-                found.append(self._about(task, facts, who, relations))
-        return found
+                tasks.append(self._about(task, facts, who, relations))
+        return tasks
 
     def goal(self, task: Task) -> str:
         """The path of entities from the first name to the answer, which tasks of two splits never share."""
@@ -305,8 +305,8 @@ class LookupEnvironment:
         for level in [level for level in questions if level > 1]:
             chains = sorted({tuple(relations) for _, relations in questions[level]})
             chosen = set(random.sample(chains, round(RESERVED * len(chains))))
-            reserved[level] = [one for one in questions[level] if tuple(one[1]) in chosen]
-            questions[level] = [one for one in questions[level] if tuple(one[1]) not in chosen]
+            reserved[level] = [question for question in questions[level] if tuple(question[1]) in chosen]
+            questions[level] = [question for question in questions[level] if tuple(question[1]) not in chosen]
         return reserved
 
     def _questions(self, level: int, random: Random) -> list[Question]:

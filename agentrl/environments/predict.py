@@ -32,12 +32,12 @@ class PredictEpisode:
         return Step(done=True)
 
     async def score(self) -> Score:
-        said, similar = self.said, 0.0
-        if said is not None:
+        prediction, similar = self.said, 0.0
+        if prediction is not None:
             of = self.environment.similarity
-            similar = await asyncio.to_thread(lambda: max(of(said, right) for right in truths(self.task)))
-        success = said is not None and similar >= 1 - self.environment.tau - 1e-9
-        state = {"said": said, "similarity": similar}
+            similar = await asyncio.to_thread(lambda: max(of(prediction, right) for right in truths(self.task)))
+        success = prediction is not None and similar >= 1 - self.environment.tau - 1e-9
+        state = {"said": prediction, "similarity": similar}
         return Score(success, (RewardComponent(name="predicted", value=float(success)),), state)
 
     async def close(self) -> None:
@@ -81,5 +81,5 @@ class Predict:
     def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Message], None]:
         """What was observed, or with probability ``noise`` nothing."""
         right = json.loads(task.ground_truth)
-        said = "" if random.random() < noise else truths(task)[0] if right else ""
-        yield Message(role=Role.ASSISTANT, content=said)
+        prediction = "" if random.random() < noise else truths(task)[0] if right else ""
+        yield Message(role=Role.ASSISTANT, content=prediction)

@@ -141,7 +141,10 @@ def _value(schema: Mapping[str, Any], known: Mapping[str, Any], words: list[str]
         return _value(chosen, known, words, random) if "anyOf" in schema else chosen
     kind = schema.get("type")
     if kind == "object":
-        return {name: _value(one, known, words, random) for name, one in schema.get("properties", {}).items()}
+        return {
+            name: _value(property_schema, known, words, random)
+            for name, property_schema in schema.get("properties", {}).items()
+        }
     if kind == "array":
         return [_value(schema.get("items", {}), known, words, random) for _ in range(random.randint(0, 3))]
     numbers = [int(number) for word in words for number in re.findall(r"[0-9]+", word)[:1]] or [1]

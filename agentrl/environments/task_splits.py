@@ -43,7 +43,7 @@ def spread(shares: Mapping[int, float], size: int) -> list[int]:
     rest = sorted(shares, key=lambda level: counts[level] - size * shares[level] / whole)
     for level in rest[: size - sum(counts.values())]:
         counts[level] += 1
-    places = [((place + 0.5) / count, level) for level, count in counts.items() for place in range(count)]
+    places = [((index + 0.5) / count, level) for level, count in counts.items() for index in range(count)]
     return [level for _, level in sorted(places)]
 
 

@@ -65,7 +65,7 @@ def offered(episode: type[Any]) -> dict[str, Tool]:
 def schemas(episode: object) -> str:
     """JSON of the tools that an episode, or a class of episodes, offers."""
     cls: Any = episode if isinstance(episode, type) else type(episode)
-    return json.dumps([one.schema for one in offered(cls).values()])
+    return json.dumps([tool.schema for tool in offered(cls).values()])
 
 
 def answer(episode: object, call: ToolCall) -> Observation:
@@ -103,8 +103,8 @@ def _arguments(episode: object, call: ToolCall) -> dict[str, Any] | Observation:
             return Observation(f"{call.name} takes an object of arguments", error=True)
         return dict(vars(known[call.name].arguments.model_validate(given)))
     except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        return Observation(f"{call.name}: {said}", error=True)
+        problems = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+        return Observation(f"{call.name}: {problems}", error=True)
     except ValueError as error:
         return Observation(f"{call.name}: the arguments are no JSON: {error}", error=True)
 
@@ -118,13 +118,13 @@ def observed(result: Any) -> Observation:
 
 def _tool(name: str, function: Callable[..., Any]) -> Tool:
     _self, *parameters = inspect.signature(function).parameters.values()
-    about, described = _described(function.__doc__ or "", [one.name for one in parameters])
+    about, described = _described(function.__doc__ or "", [parameter.name for parameter in parameters])
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
-    for one in parameters:
-        if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-            raise TypeError(f"tool {name} takes {one}; a tool's parameter has a name and a type")
-        fields[one.name] = (hints.get(one.name, Any), ... if one.default is one.empty else one.default)
+    for spec in parameters:
+        if spec.kind not in (spec.POSITIONAL_OR_KEYWORD, spec.KEYWORD_ONLY):
+            raise TypeError(f"tool {name} takes {spec}; a tool's parameter has a name and a type")
+        fields[spec.name] = (hints.get(spec.name, Any), ... if spec.default is spec.empty else spec.default)
     config = ConfigDict(extra="forbid", protected_namespaces=())
     arguments = create_model(name, __config__=config, **fields)
     parameters_schema = _untitled(arguments.model_json_schema())
@@ -139,8 +139,8 @@ def _tool(name: str, function: Callable[..., Any]) -> Tool:
 def _untitled(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema without the titles that repeat the names: each token of it is in every prompt."""
     schema.pop("title", None)
-    for one in [*schema.get("properties", {}).values(), *schema.get("$defs", {}).values()]:
-        _untitled(one)
+    for subschema in [*schema.get("properties", {}).values(), *schema.get("$defs", {}).values()]:
+        _untitled(subschema)
     return schema
 
 
@@ -150,10 +150,10 @@ def _described(docstring: str, parameters: Sequence[str]) -> tuple[str, dict[str
     described: dict[str, str] = {}
     name = None
     for line in inspect.cleandoc(docstring).splitlines():
-        found = re.match(r"(\w+): (.+)", line)
-        if found and found[1] in parameters:
-            name = found[1]
-            described[name] = found[2]
+        match = re.match(r"(\w+): (.+)", line)
+        if match and match[1] in parameters:
+            name = match[1]
+            described[name] = match[2]
         elif name and line.strip():
             described[name] += " " + line.strip()
         elif not name:

@@ -40,22 +40,22 @@ def check(
     these rows of each (``rows`` by ticket) and of no other, no group is older than ``max_staleness``, and any two of
     the ``tasks`` were drawn equally often, or one of them once more (None: a curriculum drew them)."""
     problems = []
-    numbers = sorted(one["ticket"] for one in tickets)
+    numbers = sorted(ticket["ticket"] for ticket in tickets)
     if numbers != list(range(len(numbers))):
         twice = [number for number, count in Counter(numbers).items() if count > 1]
         missing = sorted(set(range(max(numbers) + 1)) - set(numbers))
         problems.append(f"tickets {missing[:5]} are in no batch, and {twice[:5]} in more than one")
-    short = [one["ticket"] for one in tickets if one["rows"] != per_ticket]
+    short = [ticket["ticket"] for ticket in tickets if ticket["rows"] != per_ticket]
     if short:
         problems.append(f"tickets {short[:5]} have not {per_ticket} rows")
-    other = {one["ticket"]: one["rows"] for one in tickets}
+    other = {ticket["ticket"]: ticket["rows"] for ticket in tickets}
     differ = sorted(set(rows.items()) ^ set(other.items()))
     if differ:
         problems.append(f"the buffer has other rows than the batches name, such as those of ticket {differ[0][0]}")
-    late = [one["ticket"] for one in tickets if one["staleness"] > max_staleness]
+    late = [ticket["ticket"] for ticket in tickets if ticket["staleness"] > max_staleness]
     if late:
         problems.append(f"tickets {late[:5]} are more than {max_staleness} versions old")
-    drawn = Counter(one["task_id"] for one in tickets)
+    drawn = Counter(ticket["task_id"] for ticket in tickets)
     least = min(drawn.values()) if len(drawn) == tasks else 0
     if tasks is not None and max(drawn.values(), default=0) - least > 1:
         problems.append(f"one task was drawn {max(drawn.values())} times, another {least} times")
@@ -66,16 +66,16 @@ def check(
 def by_age(tickets: pa.Table) -> list[dict[str, int]]:
     """The table in short, a row for each age of groups in versions: how many tickets, and their rows and turns."""
     sums = [("ticket", "count"), ("rows", "sum"), ("unscored", "sum"), ("turns", "sum")]
-    found = tickets.group_by("staleness").aggregate(sums).sort_by("staleness")
+    ages = tickets.group_by("staleness").aggregate(sums).sort_by("staleness")
     names = {"staleness": "staleness", **{f"{name}_{how}": name for name, how in sums}}
-    return found.select(list(names)).rename_columns(["staleness", "tickets", *list(names.values())[2:]]).to_pylist()
+    return ages.select(list(names)).rename_columns(["staleness", "tickets", *list(names.values())[2:]]).to_pylist()
 
 
 def summary(tickets: Sequence[Mapping[str, Any]], turns_drawn: int) -> dict[str, int | float]:
     """Numbers for the metrics of the stage. ``turns_drawn`` are those of all rollouts in the buffer."""
-    turns = sum(one["turns"] for one in tickets)
+    turns = sum(ticket["turns"] for ticket in tickets)
     return {
         "tickets": len(tickets),
-        "oldest": max((one["staleness"] for one in tickets), default=0),
+        "oldest": max((ticket["staleness"] for ticket in tickets), default=0),
         "turns_trained_of_drawn": turns / turns_drawn if turns_drawn else 1.0,
     }

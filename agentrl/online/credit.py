@@ -57,7 +57,7 @@ def shaped_rewards(
     whose = np.arange(len(rollouts)) if attempts is None else attempts
     first = np.unique(whose, return_index=True)[1].tolist()
     rewards = of_attempts(plain_rewards(algorithm, rollouts), whose)
-    return by_level(algorithm, rewards, [(rollouts[place].env, rollouts[place].level) for place in first])
+    return by_level(algorithm, rewards, [(rollouts[index].env, rollouts[index].level) for index in first])
 
 
 def plain_rewards(algorithm: PolicyGradient, rollouts: Sequence[Trajectory]) -> np.ndarray:
@@ -81,9 +81,9 @@ def by_level(algorithm: PolicyGradient, rewards: np.ndarray, levels: Sequence[tu
 def of_attempts(rewards: np.ndarray, attempts: np.ndarray) -> np.ndarray:
     """Rewards of rows [rows] as those of their attempts, [attempts], which ``attempts`` [rows] numbers from 0. The rows
     of one differ by punishments alone; it has the largest."""
-    found = np.full(attempts.max(initial=-1) + 1, np.inf)
-    np.minimum.at(found, attempts, rewards)
-    return found
+    lowest = np.full(attempts.max(initial=-1) + 1, np.inf)
+    np.minimum.at(lowest, attempts, rewards)
+    return lowest
 
 
 def group_of(row: Trajectory, credit: str = "whole") -> str:
@@ -128,18 +128,18 @@ def assign(
     first = np.unique(episodes, return_index=True)[1].tolist()
     rewards = shaped_rewards(algorithm, rollouts, episodes)
     penalties = _penalties(algorithm, rollouts, extras.reference)
-    taken = np.bincount(episodes, [total(one) for one in penalties])
-    scored = np.array([rollouts[place].scored_reward() for place in first])
+    taken = np.bincount(episodes, [total(costs) for costs in penalties])
+    scored = np.array([rollouts[index].scored_reward() for index in first])
     step = Experience(
-        rollouts, [groups[place] for place in first], rewards, penalties,
+        rollouts, [groups[index] for index in first], rewards, penalties,
         extras.values, extras.proximal, extras.greedy, extras.teacher, episodes,
     )  # fmt: skip
-    found, keep, degenerate = token_advantages(algorithm, step, scored - taken, fork)
+    credited, keep, degenerate = token_advantages(algorithm, step, scored - taken, fork)
     keep &= np.array([row.termination is not Termination.MAX_CONTEXT for row in rollouts])
-    weights = blamed(algorithm, rollouts, groups, found.tokens)
+    weights = blamed(algorithm, rollouts, groups, credited.tokens)
     anchors: ByToken = [row.logprobs for row in rollouts]
     metrics = {"degenerate_rows": float(degenerate.sum())}
-    if lost := sum(rollouts[place].termination is Termination.MAX_CONTEXT for place in first):
+    if lost := sum(rollouts[index].termination is Termination.MAX_CONTEXT for index in first):
         metrics["out_of_context"] = float(lost)
     lr_scale = 1.0
     if algorithm.off_policy and extras.proximal is not None:
@@ -167,7 +167,7 @@ def assign(
         for number, row in enumerate(rollouts)
         if live[number]
     ]
-    return Credit(rows, means, live.tolist(), found.targets, metrics, episodes, lr_scale)
+    return Credit(rows, means, live.tolist(), credited.targets, metrics, episodes, lr_scale)
 
 
 def token_advantages(
@@ -180,18 +180,20 @@ def token_advantages(
     Raises TrainingError unless there is a finite number for each token of each rollout.
     """
     keep, degenerate = _kept(algorithm, step.rewards, scored, step.groups)
-    found = forest_advantages(algorithm, step, fork) if fork else (algorithm.advantage or algorithm).advantages(step)
+    credited = forest_advantages(algorithm, step, fork) if fork else (algorithm.advantage or algorithm).advantages(step)
     whose = (algorithm.advantage or algorithm).type
-    if len(found.tokens) != len(step.penalties):
-        raise TrainingError(f"{whose} gave advantages of {len(found.tokens)} rollouts; there are {len(step.penalties)}")
-    for number, (one, tokens) in enumerate(zip(found.tokens, map(len, step.penalties), strict=True)):
-        if len(one) != tokens:
-            what = f"{len(one)} advantages for the {tokens} tokens of {step.rollouts[number].trajectory_id}"
+    if len(credited.tokens) != len(step.penalties):
+        raise TrainingError(
+            f"{whose} gave advantages of {len(credited.tokens)} rollouts; there are {len(step.penalties)}"
+        )
+    for number, (values, tokens) in enumerate(zip(credited.tokens, map(len, step.penalties), strict=True)):
+        if len(values) != tokens:
+            what = f"{len(values)} advantages for the {tokens} tokens of {step.rollouts[number].trajectory_id}"
             raise TrainingError(f"{whose} gave {what}; Experience.every_token spreads one number over a rollout")
-        if not np.isfinite(one).all():
+        if not np.isfinite(values).all():
             name = step.rollouts[number].trajectory_id
             raise TrainingError(f"{whose} gave {name} an advantage that is no finite number")
-    return found, step.of_rollouts(keep), step.of_rollouts(degenerate)
+    return credited, step.of_rollouts(keep), step.of_rollouts(degenerate)
 
 
 def _teaches(weights: Sequence[float] | np.ndarray, row: Trajectory) -> bool:
@@ -252,8 +254,8 @@ def assign_rows(
     first = whose = np.arange(len(rewards))
     if episodes is not None:
         _, first, whose = np.unique(episodes, return_index=True, return_inverse=True)
-    of_episodes = rewards[first], scored[first], [groups[place] for place in first.tolist()], np.zeros(len(first))
-    advantages, keep, degenerate = (one[whose] for one in row_advantages(algorithm, *of_episodes))
+    of_episodes = rewards[first], scored[first], [groups[index] for index in first.tolist()], np.zeros(len(first))
+    advantages, keep, degenerate = (part[whose] for part in row_advantages(algorithm, *of_episodes))
     if out_of_context is not None:
         keep = keep & ~out_of_context
     live = keep & (algorithm.acts_on_every_row | ((abs(advantages) > 1e-9) & (actions > 0)))
@@ -267,8 +269,8 @@ def row_advantages(
     """The advantage that all tokens of a rollout have, if the algorithm ``credits_returns``; which rollouts it keeps,
     and which are in a group of equal rewards: each [rows]. ``taken`` [rows] is what penalties take off the rewards."""
     keep, degenerate = _kept(algorithm, rewards, scored - taken, groups)
-    step = Experience([], groups, rewards, [[one] for one in taken.tolist()])  # as if each had one token
-    return np.array([one for [one] in algorithm.advantages(step).tokens]), keep, degenerate
+    step = Experience([], groups, rewards, [[cost] for cost in taken.tolist()])  # as if each had one token
+    return np.array([advantage for [advantage] in algorithm.advantages(step).tokens]), keep, degenerate
 
 
 def _penalties(
@@ -373,7 +375,10 @@ def _correct(
     ratio, mask = as_tensors([row.action_mask for row in rollouts], [row.logprobs for row in rollouts], proximal)
     importance = importance_weights(config, ratio, mask)
     factors = importance.double().numpy()
-    corrected = [np.multiply(one, factor[: len(one)]) for one, factor in zip(weights, factors, strict=True)]
+    corrected = [
+        np.multiply(weights_of_row, factor[: len(weights_of_row)])
+        for weights_of_row, factor in zip(weights, factors, strict=True)
+    ]
     staleness = np.array([version - row.policy_version for row in rollouts])
     keep, metrics, scale = guarded(config, ratio_sums(ratio, mask, importance), staleness, keep)
     return corrected, keep, metrics, scale

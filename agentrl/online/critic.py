@@ -82,9 +82,9 @@ class CriticTrainer:
             for _ in range(self.config.epochs):
                 total = 0.0
                 for number in range(rounds):
-                    place = number * shares + self.backend.share
-                    counts = place < len(parts)  # otherwise this rank only takes part
-                    part = parts[place] if counts else parts[0][:1]
+                    index = number * shares + self.backend.share
+                    counts = index < len(parts)  # otherwise this rank only takes part
+                    part = parts[index] if counts else parts[0][:1]
                     batch = collate(rows.take(part), self.packs, self.backend.sequence).to(self.backend.device)
                     values = self.backend.run(partial(self.net, batch))
                     losses = value_loss(values, batch.logprobs, batch.weights, self.config.clip)

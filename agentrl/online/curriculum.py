@@ -100,12 +100,12 @@ class EveryTask:
         self._orders: dict[int, list[int]] = {}
 
     def of(self, ticket: int) -> int:
-        block, place = divmod(ticket, self.size)
+        block, offset = divmod(ticket, self.size)
         if block not in self._orders:
-            self._orders = {one: order for one, order in self._orders.items() if one >= block - 1}
+            self._orders = {number: order for number, order in self._orders.items() if number >= block - 1}
             order = self._orders[block] = list(range(self.size))
             Random(f"{self.seed}-{block}").shuffle(order)
-        return self._orders[block][place]
+        return self._orders[block][offset]
 
 
 class Curriculum:
@@ -133,7 +133,9 @@ class Curriculum:
                 f"({', '.join(map(str, self.levels))}); give one share for each"
             )
         self.level_of = list(levels)
-        self._places = {level: [n for n, one in enumerate(levels) if one == level] for level in self.levels}
+        self._places = {
+            level: [n for n, level_of_task in enumerate(levels) if level_of_task == level] for level in self.levels
+        }
         self._orders = {level: EveryTask(len(self._places[level]), f"{seed}-{level}") for level in self.levels}
         self._drawn = dict.fromkeys(self.levels, 0)
         self._outcomes = {level: deque[bool](maxlen=config.window) for level in self.levels}
@@ -153,10 +155,10 @@ class Curriculum:
         if self.at == number:
             return dict(zip(self.levels, config.final or [1 / number] * number, strict=True))
         easier = config.easier if self.at else 0.0
-        found = dict.fromkeys(self.levels[: self.at], easier / max(1, self.at))
+        shares = dict.fromkeys(self.levels[: self.at], easier / max(1, self.at))
         ahead = list(zip(self.levels[self.at :], config.start, strict=False))
         whole = sum(share for _, share in ahead)
-        return found | {level: (1 - easier) * share / whole for level, share in ahead}
+        return shares | {level: (1 - easier) * share / whole for level, share in ahead}
 
     def of(self, ticket: int) -> int:
         if ticket not in self._open:
@@ -205,9 +207,9 @@ class Curriculum:
 
     def learn(self, ticket: int, successes: Iterable[bool]) -> None:
         """Take the outcomes of a ticket's rollouts into account, and close it."""
-        task, found = self._open.pop(ticket), list(successes)
-        self._rest(task, found)
-        self._outcomes[self.level_of[task]].extend(found)
+        task, results = self._open.pop(ticket), list(successes)
+        self._rest(task, results)
+        self._outcomes[self.level_of[task]].extend(results)
         while self.at < len(self.levels) and self._is_learned(self.levels[self.at]):
             self.at += 1
 
@@ -217,7 +219,9 @@ class Curriculum:
 
     def state(self) -> dict[str, Any]:
         """What :meth:`restore` needs, in JSON's types."""
-        outcomes = {str(level): "".join(str(int(one)) for one in found) for level, found in self._outcomes.items()}
+        outcomes = {
+            str(level): "".join(str(int(success)) for success in results) for level, results in self._outcomes.items()
+        }
         drawn = {str(level): number for level, number in self._drawn.items()}
         rests = {"rests": sorted(self._rests.items())} if self.config.band else {}
         return {"at": self.at, "drawn": drawn, "outcomes": outcomes, "open": sorted(self._open.items()), **rests}
@@ -226,6 +230,6 @@ class Curriculum:
         self.at = state["at"]
         self._drawn = {level: state["drawn"][str(level)] for level in self.levels}
         for level in self.levels:
-            self._outcomes[level] = deque((one == "1" for one in state["outcomes"][str(level)]), self.config.window)
+            self._outcomes[level] = deque((digit == "1" for digit in state["outcomes"][str(level)]), self.config.window)
         self._open = dict(state["open"])
         self._rests = dict(state.get("rests", ()))

@@ -52,16 +52,16 @@ class ForestConfig(BaseModel):
         """What the next rollouts of a ticket begin with, given all of them so far in order: nothing (None) if they are
         whole. There are no more if the ticket has all of them. A tree without a turn to go on from, because its
         environment failed, begins again."""
-        found: list[Prefix | None] = []
+        prefixes: list[Prefix | None] = []
         if not rows:
             return [None] * self.trees
         if len(rows) == self.rows:
-            return found
+            return prefixes
         for number in range(self.trees):
             states = [state for row in rows if self.tree(row.sample_index) == number for state in _states(row)]
             drawn = Random(f"{seed}-{number}").choices(states, k=self.nodes) if states else [None] * self.nodes
-            found += [None if state is None else node(*state, task).prefix for state in drawn]
-        return found
+            prefixes += [None if state is None else node(*state, task).prefix for state in drawn]
+        return prefixes
 
     def check(self, rows: Sequence[Trajectory]) -> None:
         """Raise ValueError that names a row of a ticket that is no continuation of its parent."""
@@ -88,8 +88,8 @@ def forest_advantages(algorithm: PolicyGradient, step: Experience, config: Fores
     """The advantages of rollouts that are trees, by an algorithm that ``credits_returns``. A row that goes on from one
     that is not among them, since that could not be scored, is taken to share no token with any."""
     trees = [f"{group} {config.tree(row.sample_index)}" for group, row in zip(step.groups, step.rollouts, strict=True)]
-    both = [algorithm.advantages(one).tokens for one in (step, replace(step, groups=trees))]
-    values = np.array([one[0] + other[0] for one, other in zip(*both, strict=True)], np.float64)
+    both = [algorithm.advantages(grouped).tokens for grouped in (step, replace(step, groups=trees))]
+    values = np.array([tokens[0] + other[0] for tokens, other in zip(*both, strict=True)], np.float64)
     return Advantages(shared_means(step.rollouts, values))
 
 
@@ -109,4 +109,4 @@ def shared_means(rows: Sequence[Trajectory], values: np.ndarray) -> list[np.ndar
         counts[parent][: row.fork_at] += number_behind[number]
         behind[parent] += behind[number]
         number_behind[parent] += number_behind[number]
-    return [one / count for one, count in zip(sums, counts, strict=True)]
+    return [total / count for total, count in zip(sums, counts, strict=True)]

@@ -128,7 +128,7 @@ class Learner:
         if self.updates > 1:
             Random(f"{self.seed}-updates-{iteration}").shuffle(order)
         parts = [
-            rows.take([place for unit in order[start :: self.updates] for place in unit])
+            rows.take([index for unit in order[start :: self.updates] for index in unit])
             for start in range(min(self.updates, len(order)))
         ]
         if self.policy.precision != "float32":
@@ -159,11 +159,13 @@ class Learner:
             ]
         )
 
-        found = {name: [one.tolist() for one in values] for name, values in self._scores(rows).items()}
+        scores = {
+            name: [values_of_row.tolist() for values_of_row in values] for name, values in self._scores(rows).items()
+        }
         credit = self.algorithm.credit
         greedy_rewards = {group_of(row, credit): row.reward for row in greedy if row.reward is not None}
         taught = self.teacher.logprobs(made) if self.teacher else None
-        return Extras(**found, greedy=greedy_rewards, version=self.policy.version, teacher=taught)
+        return Extras(**scores, greedy=greedy_rewards, version=self.policy.version, teacher=taught)
 
     def _scores(self, rows: TrainingRows) -> Scores:
         algorithm = self.algorithm

@@ -106,7 +106,7 @@ class OnlineLoop:
             self.log.record_tokens(made.iteration, seen)
         self.tickets.step()
         self.runner.wait(self.runner.renew())
-        self.made += sum(one["rows"] for one in made.tickets)
+        self.made += sum(ticket["rows"] for ticket in made.tickets)
         tokens = int(metrics["tokens_per_rollout"] * len(made.records) / metrics.get("segments", 1.0))
         return OnlineStep(metrics, made.records, made.tickets, tokens, again)
 
@@ -196,10 +196,10 @@ class OnlineLoop:
         """Take what came, and begin what follows from it. Returns whether there is something."""
         groups = self.runner.wait(self._flow.groups(all_of_them=self.in_step))
         named = {self.name(number * self.per_ticket): number for number in self.tickets.open}
-        found = {named[group[0].group_id or ""]: group for group in groups}
+        by_number = {named[group[0].group_id or ""]: group for group in groups}
         following = []
-        for number in sorted(found) if self.in_step else found:
-            rows = self._grown.pop(number, []) + [_tagged(row, self.learner.samples) for row in found[number]]
+        for number in sorted(by_number) if self.in_step else by_number:
+            rows = self._grown.pop(number, []) + [_tagged(row, self.learner.samples) for row in by_number[number]]
             if len(rows) < self.per_ticket:
                 self._grown[number] = rows
                 following += self._jobs(number, rows)
@@ -252,7 +252,7 @@ class OnlineLoop:
         wanted = [number for number in numbers if not curriculum.is_drawn(number)]
         names = {self.name(job): job // self.per_ticket for number in wanted for job in self._numbers(number)}
         logged = {**self.log.stored(list(names)), **self.log.under_way(list(names))}
-        places = {task.task_id: place for place, task in enumerate(self.tasks)} if logged else {}
+        places = {task.task_id: index for index, task in enumerate(self.tasks)} if logged else {}
         for number, task_id in {names[name]: rows[0].task_id for name, rows in logged.items()}.items():
             curriculum.take(number, places[task_id])
 
@@ -269,10 +269,10 @@ class OnlineLoop:
     def restore(self, path: Path) -> OnlineState:
         """The state at the newest checkpoint that can be read. If there is none, a new state; nothing is changed
         then."""
-        found = self.learner.restore(path)
-        if found is None:
+        restored = self.learner.restore(path)
+        if restored is None:
             return OnlineState()
-        state, progress = found
+        state, progress = restored
         self.made = progress["made"]
         self._restore(progress["tickets"])
         self.runner.wait(self.runner.renew())

@@ -74,14 +74,14 @@ class Models:
 
     def scores(self, rows: TrainingRows) -> Scores:
         """What the models say of rows."""
-        found: Scores = {}
+        scores: Scores = {}
         if self.algorithm.kl:
-            found["reference"] = self._reference(rows)
+            scores["reference"] = self._reference(rows)
         if self.algorithm.off_policy:
-            found["proximal"] = batch_logprobs(self.policy, rows, self.micro_tokens, self.trainer.backend)
+            scores["proximal"] = batch_logprobs(self.policy, rows, self.micro_tokens, self.trainer.backend)
         if self.critic:
-            found["values"] = self.critic.values(rows)
-        return found
+            scores["values"] = self.critic.values(rows)
+        return scores
 
     def _reference(self, rows: TrainingRows) -> list[np.ndarray]:
         if self.reference:
@@ -101,13 +101,15 @@ class Models:
         if self.critic and made.targets is not None:
             metrics.update(self.critic.step(made.targets))
         history, seen = [], []
-        for place, (_, part) in enumerate(made.parts, made.iteration * self.updates):
-            history.append(self.trainer.step(part, made.lr_scale, place))
+        for index, (_, part) in enumerate(made.parts, made.iteration * self.updates):
+            history.append(self.trainer.step(part, made.lr_scale, index))
             if self.trainer.seen:
                 seen.append(self.trainer.seen.table(len(part), self.trainer.backend))
         self.seen = pa.concat_tables(seen) if seen else None
         if history:
-            metrics.update({name: sum(one[name] for one in history) / len(history) for name in history[0]})
+            metrics.update(
+                {name: sum(metrics_of_step[name] for metrics_of_step in history) / len(history) for name in history[0]}
+            )
         return metrics
 
     def export(self, folder: Path) -> None:

@@ -29,17 +29,19 @@ class Observed:
     def weights(self, row: Trajectory) -> np.ndarray:
         """What each token of a rollout weighs, [tokens] in float32. Tokens that a fork shares with its parent weigh
         nothing: the parent has them. Nor do those that the segment before a row's has."""
-        found = np.zeros(len(row.input_ids), np.float32)
-        blocks = [list(block) for _, block in groupby(row.messages, key=lambda one: one.role is Role.ASSISTANT)]
+        weights = np.zeros(len(row.input_ids), np.float32)
+        blocks = [list(block) for _, block in groupby(row.messages, key=lambda message: message.role is Role.ASSISTANT)]
         for block in blocks[1:]:
             start, end = block[0].token_start, block[0].token_end
             if start is not None and end is not None and block[0].role is not Role.ASSISTANT:
-                self._weigh(found, block, row.input_ids, start, max(start, *(one.token_end or end for one in block)))
-        found[: row.fork_at] = 0.0
-        found[: _again(row)] = 0.0
-        return found
+                self._weigh(
+                    weights, block, row.input_ids, start, max(start, *(message.token_end or end for message in block))
+                )
+        weights[: row.fork_at] = 0.0
+        weights[: _again(row)] = 0.0
+        return weights
 
-    def _weigh(self, found: np.ndarray, block: Sequence[Message], ids: Sequence[int], start: int, end: int) -> None:
+    def _weigh(self, weights: np.ndarray, block: Sequence[Message], ids: Sequence[int], start: int, end: int) -> None:
         """Weigh the bodies of messages whose tokens lie from ``start`` to ``end``. White space is not compared: some
         tokenizers decode a token by itself without the space before it, and some templates trim bodies."""
         parts = list(self._parts(ids, start, end))
@@ -48,27 +50,27 @@ class Observed:
         cursor = 0
         for message in block:
             body = _bare(message.content)
-            place = text.find(body, cursor)
-            if place < 0:
+            index = text.find(body, cursor)
+            if index < 0:
                 self.unplaced += message.role.value in self.observe
                 continue
-            cursor = place + len(body)
+            cursor = index + len(body)
             weight = self.observe.get(message.role.value)
             if not body or not weight:
                 continue
-            first = np.searchsorted(ends, place, side="right")
+            first = np.searchsorted(ends, index, side="right")
             after = np.searchsorted(ends, cursor, side="left") + 1
-            found[starts[first] : starts[after]] = weight
+            weights[starts[first] : starts[after]] = weight
 
     def _parts(self, ids: Sequence[int], start: int, end: int) -> Iterator[tuple[int, str]]:
         """Text of the tokens from ``start`` to ``end``, each with the place of its first token: of one token, or of
         several that are whole characters together only."""
         first = start
-        for place in range(start, end):
-            piece = self._piece(ids[place]) if first == place else self.decode(list(ids[first : place + 1]))
-            if HALF not in piece or place + 1 == end:
+        for position in range(start, end):
+            piece = self._piece(ids[position]) if first == position else self.decode(list(ids[first : position + 1]))
+            if HALF not in piece or position + 1 == end:
                 yield first, piece
-                first = place + 1
+                first = position + 1
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:
@@ -83,15 +85,15 @@ class Observed:
         the units."""
         known = {row.row_id: row for row in trained}
         reference = any(row.ref_logprobs for row in trained)
-        found = []
+        with_weights = []
         for number, rollout in zip(attempts.tolist(), rollouts, strict=True):
             weights = self.weights(rollout)
             row = known.get(rollout.trajectory_id)
             if row is None and weights.any():
                 row = _alone(rollout, number, reference)
             if row is not None:
-                found.append(row.model_copy(update={"ce_weights": weights.tolist()}))
-        return found
+                with_weights.append(row.model_copy(update={"ce_weights": weights.tolist()}))
+        return with_weights
 
 
 def _again(row: Trajectory) -> int:
@@ -103,7 +105,7 @@ def _again(row: Trajectory) -> int:
     own = row.action_mask.index(True) if True in row.action_mask else len(row.action_mask)
     if (json.loads(row.sampling).get("compress") or {}).get("by") == "summary":
         return own
-    ends = (one.token_end for one in row.messages if one.role is Role.ASSISTANT)
+    ends = (message.token_end for message in row.messages if message.role is Role.ASSISTANT)
     return max((end for end in ends if end is not None and end <= own), default=own)
 
 

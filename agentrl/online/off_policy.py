@@ -108,9 +108,9 @@ def divergence(sampled: Sequence[TrainingRows], trained: Sequence[TrainingRows])
     """The k3 estimate of the divergence between the policy that is trained and the one that sampled, from log-probs of
     the same rows by both, as a mean over action tokens. They differ by rounding, or because the weights differ."""
     total, tokens = 0.0, 0
-    for one, other in zip(sampled, trained, strict=True):
-        mask = one.lists("mask")[1].astype(bool)
-        ratio = other.lists("logprobs")[1][mask].astype(np.float64) - one.lists("logprobs")[1][mask]
+    for before, other in zip(sampled, trained, strict=True):
+        mask = before.lists("mask")[1].astype(bool)
+        ratio = other.lists("logprobs")[1][mask].astype(np.float64) - before.lists("logprobs")[1][mask]
         total += float((np.expm1(ratio) - ratio).sum())
         tokens += int(mask.sum())
     return total / max(1, tokens)

@@ -95,14 +95,14 @@ class ModelsOnRanks:
 
         batch = file_of(self.batches, made.iteration)
         try:
-            found = self._asked("update", batch=str(batch))
+            reply = self._asked("update", batch=str(batch))
         except TrainingError as error:
             raise TrainingError(str(error), TrainingRows.of_table(step_table(0, made.parts))) from None
         self._since.append(batch)
-        self.seen = pq.read_table(self.folder / SEEN) if found["seen"] else None
+        self.seen = pq.read_table(self.folder / SEEN) if reply["seen"] else None
         if made.parts:
             self._renew(self.policy.version + 1)
-        metrics: dict[str, float] = found["metrics"]
+        metrics: dict[str, float] = reply["metrics"]
         return metrics
 
     def export(self, folder: Path) -> None:
@@ -136,7 +136,7 @@ class ModelsOnRanks:
             try:
                 if self._behind:
                     self._catch_up()
-                found = self._orders.give(do, **about)
+                reply = self._orders.give(do, **about)
                 break
             except NoMemoryError as error:
                 self._ranks.close()
@@ -144,10 +144,10 @@ class ModelsOnRanks:
                 self._job = TrainingJob.model_validate_json((self.folder / "job.json").read_text())
                 self._begin()
                 self._behind = True
-        if "error" in found:
-            raise TrainingError(found["error"])
-        self.done = found["done"]
-        return found
+        if "error" in reply:
+            raise TrainingError(reply["error"])
+        self.done = reply["done"]
+        return reply
 
     def _catch_up(self) -> None:
         """Bring ranks that began again to where they were."""

@@ -52,23 +52,23 @@ class Teacher:
         readable = [row for row in asked if not self._context or len(row.input_ids) <= self._context]
         scored = self._in_process(readable) if self.engine is None else blocking(self._by_engine(self.engine, readable))
         by_row = dict(zip([row.row_id for row in readable], scored, strict=True))
-        found = []
+        by_rollout = []
         for row, reads in zip(rollouts, asked, strict=True):
             own = np.zeros(len(row.input_ids), np.float32)
-            if (theirs := by_row.get(row.trajectory_id)) is None:
+            if (read := by_row.get(row.trajectory_id)) is None:
                 mask = np.array(row.action_mask)
                 own[mask] = np.array(row.logprobs, np.float32)[mask]
                 self._say_unread(reads)
-                found.append(own)
+                by_rollout.append(own)
                 continue
-            tail = min(len(own), len(theirs))  # what the student sampled lies at the end of both
-            own[len(own) - tail :] = theirs[len(theirs) - tail :]
+            tail = min(len(own), len(read))  # what the student sampled lies at the end of both
+            own[len(own) - tail :] = read[len(read) - tail :]
             mask = np.array(row.action_mask)
             own[~mask] = 0.0
             self._gap += float((np.array(row.logprobs)[mask] - own[mask]).sum())
             self._tokens += int(mask.sum())
-            found.append(own)
-        return found
+            by_rollout.append(own)
+        return by_rollout
 
     def metrics(self) -> dict[str, float]:
         """Of all rollouts since this was last asked: ``teacher_kl``, the mean over action tokens of ``log p_behaviour -
@@ -82,9 +82,9 @@ class Teacher:
                 f"all {self._unread} rollouts are too long for the teacher {self.policy.name}, whose context has "
                 f"{self._context} tokens; {_REMEDY}"
             )
-        found = {"teacher_kl": self._gap / max(1, self._tokens), "teacher_unread": float(self._unread)}
+        metrics = {"teacher_kl": self._gap / max(1, self._tokens), "teacher_unread": float(self._unread)}
         self._gap, self._tokens, self._unread = 0.0, 0, 0
-        return found
+        return metrics
 
     def _say_unread(self, row: TrainingRow) -> None:
         self._unread += 1
@@ -121,8 +121,8 @@ class Teacher:
 
 def check_vocabulary(teacher: Speaker, student: Speaker) -> None:
     """Raise ValueError unless each token of the student is the same token of the teacher."""
-    theirs, ours = teacher.tokenizer.get_vocab(), student.tokenizer.get_vocab()
-    other = sorted(token for token, number in ours.items() if theirs.get(token) != number)
+    teacher_ids, ours = teacher.tokenizer.get_vocab(), student.tokenizer.get_vocab()
+    other = sorted(token for token, number in ours.items() if teacher_ids.get(token) != number)
     if other:
         raise ValueError(
             f"inputs.teacher: {teacher.name} has another tokenizer than the student {student.name}: {len(other)} of "

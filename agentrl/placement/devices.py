@@ -18,15 +18,15 @@ def visible(environment: Mapping[str, str] = os.environ) -> list[str]:
     named = environment.get(VISIBLE)
     if named is None:
         return _asked("index")
-    found = [name.strip() for name in named.split(",")]
-    ends = [place for place, name in enumerate(found) if name in ("", "-1")]  # as CUDA does
-    return found[: ends[0]] if ends else found
+    names = [name.strip() for name in named.split(",")]
+    ends = [index for index, name in enumerate(names) if name in ("", "-1")]  # as CUDA does
+    return names[: ends[0]] if ends else names
 
 
 def memory_gib() -> float | None:
     """Memory of the smallest GPU of this machine in GiB; None if it has none."""
-    found = _asked("memory.total")
-    return min(map(float, found)) / 1024 if found else None
+    free = _asked("memory.total")
+    return min(map(float, free)) / 1024 if free else None
 
 
 def _asked(what: str) -> list[str]:
@@ -57,14 +57,14 @@ class Devices:
         Raises LaunchError if there are not so many.
         """
         places = range(len(self.free)) if node is None else [node]
-        fitting = [place for place in places if len(self.free[place]) >= gpus]
+        fitting = [index for index in places if len(self.free[index]) >= gpus]
         if not fitting:
-            left = ", ".join(f"{len(self.free[place])} of {self._all[place]}" for place in places)
+            left = ", ".join(f"{len(self.free[index])} of {self._all[index]}" for index in places)
             raise LaunchError(
                 f"the {role} needs {gpus} GPUs of one machine, and {left} are left; set execution.gpus higher, or "
                 "start fewer (engine.servers, engine.tensor_parallel, deepspeed.processes)"
             )
-        chosen = min(fitting, key=lambda place: self.processes[place])
+        chosen = min(fitting, key=lambda index: self.processes[index])
         self.processes[chosen] += 1
         kept = len(self.free[chosen]) - gpus
         taken, self.free[chosen] = self.free[chosen][kept:], self.free[chosen][:kept]

@@ -46,12 +46,12 @@ def read_hosts(path: Path, nodes: int | None = None, gpus: int = 0) -> list[Mach
         text = line.partition("#")[0].strip()
         if not text:
             continue
-        found = re.fullmatch(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*(\d+)", text)
-        if not found:
+        match = re.fullmatch(r"([A-Za-z0-9][\w.@:-]*)\s+slots\s*=\s*(\d+)", text)
+        if not match:
             raise LaunchError(f"hostfile {path}, line {number}: {text!r} is not 'name slots=N', as in 'gpu-1 slots=8'")
-        if any(host.name == found[1] for host in hosts):
-            raise LaunchError(f"hostfile {path}, line {number}: {found[1]} is named twice; add its slots up")
-        hosts.append(Machine(found[1], int(found[2])))
+        if any(host.name == match[1] for host in hosts):
+            raise LaunchError(f"hostfile {path}, line {number}: {match[1]} is named twice; add its slots up")
+        hosts.append(Machine(match[1], int(match[2])))
     if len(hosts) < (nodes or 1):
         raise LaunchError(f"hostfile {path} has {len(hosts)} machines, and execution.nodes is {nodes or 1}")
     hosts = hosts[:nodes]
@@ -94,13 +94,13 @@ class OverSsh:
         ends = time.monotonic() + CONNECT_S
         while True:
             over = self._ssh.poll() is not None
-            said = log.read_bytes()[start:].decode(errors="replace")
-            for line in said.splitlines(keepends=True):
+            printed = log.read_bytes()[start:].decode(errors="replace")
+            for line in printed.splitlines(keepends=True):
                 if line.startswith(AT) and line.endswith("\n"):
                     return line[len(AT) :].strip()
             if over or time.monotonic() > ends:
                 what = f"ended with {self._ssh.returncode}" if over else f"said nothing for {CONNECT_S:g} s"
-                raise LaunchError(f"ssh {host} {what}; try: ssh {host} true; it printed: {said.strip()[-500:]}")
+                raise LaunchError(f"ssh {host} {what}; try: ssh {host} true; it printed: {printed.strip()[-500:]}")
             time.sleep(0.02)
 
     def poll(self) -> int | None:
@@ -137,11 +137,11 @@ class Hostfile:
         env: Mapping[str, str | None] | None = None,
         node: int | None = None,
     ) -> OverSsh:
-        place, taken = self._devices.take(role, gpus, node)
-        host = self.hosts[place].name
+        index, taken = self._devices.take(role, gpus, node)
+        host = self.hosts[index].name
         script = _script(host.rpartition("@")[2], command, {**self._env, **(env or {}), **shown(taken)})
         try:
-            process = OverSsh(host, script, log, lambda: self._devices.give_back(place, taken))
+            process = OverSsh(host, script, log, lambda: self._devices.give_back(index, taken))
         except LaunchError as error:
             raise LaunchError(f"the {role} cannot be started: {error}") from None
         self._started.append(process)

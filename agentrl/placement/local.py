@@ -15,9 +15,9 @@ from agentrl.placement.watch import Watch
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
 
 
 class Child:

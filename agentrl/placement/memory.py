@@ -60,7 +60,7 @@ class ModelShape:
 
     def adapters(self, rank: int) -> int:
         """Parameters of adapters of this rank on all linear layers: two matrices for each (Hu et al. 2021)."""
-        return sum(rank * (one + other) for one, other in self.linear)
+        return sum(rank * (inputs + other) for inputs, other in self.linear)
 
 
 def shape_of(path: str | Path) -> ModelShape:
@@ -89,16 +89,16 @@ def shape_of_config(config: Any) -> ModelShape:
         model = AutoModelForCausalLM.from_config(config)
     text = config.get_text_config()
     head = model.get_output_embeddings()
-    linear = [one for one in model.modules() if isinstance(one, torch.nn.Linear) and one is not head]
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not head]
     heads = text.num_attention_heads
     each = getattr(text, "head_dim", None) or text.hidden_size // heads
     experts = getattr(text, "moe_intermediate_size", None)
     inner = experts * text.num_experts_per_tok if experts else text.intermediate_size
     dtype = getattr(config, "dtype", None) or torch.float32
     return ModelShape(
-        parameters=sum(one.numel() for one in model.parameters()),
-        largest=max(one.numel() for one in model.parameters()),
-        linear=tuple((one.in_features, one.out_features) for one in linear),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        largest=max(parameter.numel() for parameter in model.parameters()),
+        linear=tuple((module.in_features, module.out_features) for module in linear),
         layers=text.num_hidden_layers,
         heads=heads,
         width=text.hidden_size,
@@ -216,8 +216,8 @@ def serving(shape: ModelShape, tensor_parallel: int, length: int, item: int, gpu
     weights = item * shape.parameters / tensor_parallel
     run = item * 8192 * (4 * shape.width + 2 * shape.inner / tensor_parallel) + 2 * FLOAT32 * 256 * shape.vocabulary
     need = Need({"weights": weights, "activations": run, "overhead": OVERHEAD})
-    one = kv_bytes(shape, tensor_parallel, length, item)
-    need.parts["KV cache"] = one if gpu is None else max(one, VLLM_SHARE * gpu - need.total)
+    cache = kv_bytes(shape, tensor_parallel, length, item)
+    need.parts["KV cache"] = cache if gpu is None else max(cache, VLLM_SHARE * gpu - need.total)
     return need
 
 

@@ -119,9 +119,9 @@ class RayLauncher:
         from ray.util.placement_group import placement_group, remove_placement_group
 
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        able = sum(one.get("GPU", 0) >= self.gpus and one.get("CPU", 0) >= 1 for one in alive)
+        able = sum(node.get("GPU", 0) >= self.gpus and node.get("CPU", 0) >= 1 for node in alive)
         if able < self.nodes:
-            had = ", ".join(f"{one.get('GPU', 0):g}" for one in alive)
+            had = ", ".join(f"{node.get('GPU', 0):g}" for node in alive)
             raise LaunchError(
                 f"the stage needs {self.nodes} machines with {self.gpus} GPUs each, and the Ray cluster has machines "
                 f"with {had} GPUs; lower execution.nodes or execution.gpus"
@@ -149,8 +149,8 @@ class RayLauncher:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        place, taken = self._devices.take(role, gpus, node)
-        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place)
+        index, taken = self._devices.take(role, gpus, node)
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
         paths = {"env_vars": {"PYTHONPATH": python_path()}}
         options = {"num_cpus": _SOME, "num_gpus": gpus, "scheduling_strategy": strategy, "runtime_env": paths}
         starter: Any = ray.remote(_Starter).options(**options).remote(os.getcwd())
@@ -159,9 +159,9 @@ class RayLauncher:
             address: Any = ray.get(starter.start.remote(list(command), changes, str(log.absolute())), timeout=ANSWER_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
             ray.kill(starter)
-            self._devices.give_back(place, taken)
+            self._devices.give_back(index, taken)
             raise LaunchError(f"the {role} cannot be started through Ray: {str(error).splitlines()[-1]}") from None
-        self._started.append(OnRay(starter, address, lambda: self._devices.give_back(place, taken)))
+        self._started.append(OnRay(starter, address, lambda: self._devices.give_back(index, taken)))
         return self._started[-1]
 
     def close(self) -> None:

@@ -37,16 +37,16 @@ def application(backend: Answerer, more: Sequence[BaseRoute] = (), local: bool =
 
     async def models(request: HttpRequest) -> Response:
         backend.place_of(key_of(request), request.path_params.get("episode"))
-        one = {"id": backend.model, "object": "model", "created": 0, "owned_by": "agentrl"}
-        return JSONResponse({"object": "list", "data": [one]})
+        listed = {"id": backend.model, "object": "model", "created": 0, "owned_by": "agentrl"}
+        return JSONResponse({"object": "list", "data": [listed]})
 
     def turns(protocol: ModuleType, kind: Any) -> Endpoint:
         async def answer(request: HttpRequest) -> Response:
-            place = backend.place_of(key_of(request), episode_of(request))
+            episode = backend.place_of(key_of(request), episode_of(request))
             body = await body_of(request)
             asked = read(kind, body).asked()
             again = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-            reply = await backend.ask(place, asked, hashlib.sha256(body).hexdigest(), again)
+            reply = await backend.ask(episode, asked, hashlib.sha256(body).hexdigest(), again)
             return _Answer(backend, protocol, asked, reply)
 
         return answer
@@ -123,8 +123,8 @@ async def body_of(request: HttpRequest) -> bytes:
                     raise ApiError(413, f"the body is larger than {LARGEST_BODY:,} bytes", "body_too_large")
                 parts.append(part)
     except TimeoutError:
-        said = f"{size:,} bytes of the body came within {BODY_S:g} s, and not its end; send it at once"
-        raise ApiError(408, said, "body_timeout") from None
+        reason = f"{size:,} bytes of the body came within {BODY_S:g} s, and not its end; send it at once"
+        raise ApiError(408, reason, "body_timeout") from None
     return b"".join(parts)
 
 

@@ -66,49 +66,56 @@ def listed(folder: Path) -> Iterator[SetAside]:
             yield SetAside(path, reason)
 
 
-def whole(one: SetAside) -> tuple[RecordedEpisode, int]:
+def whole(aside: SetAside) -> tuple[RecordedEpisode, int]:
     """The episode up to the first line that cannot be read, and the number of lines from there on; those are lost.
 
     Raises DamagedRecordingError if nothing of it can be read.
     """
-    episode, damage = RecordedEpisode.before_damage(one.path, one.path.read_bytes())
+    episode, damage = RecordedEpisode.before_damage(aside.path, aside.path.read_bytes())
     if episode is None:
         raise DamagedRecordingError(str(damage or "the file is empty"))
     return episode, damage.lines - damage.line + 1 if damage else 0
 
 
-def release(one: SetAside, store: RowStore) -> tuple[list[str], int]:
+def release(aside: SetAside, store: RowStore) -> tuple[list[str], int]:
     """Store the rows of an episode after all, unscored if it was never closed. Returns their ids, and the number of
     lines that were lost, which the tag ``lost_lines`` counts too.
 
     Raises DamagedRecordingError if nothing of it can be read, and UnstorableError if its rows cannot be stored; then
     all stays as it is.
     """
-    episode, lost = whole(one)
+    episode, lost = whole(aside)
     if lost:
         episode.counts["lost_lines"] = lost
     if not episode.closed:
         episode.why = "released"
     rows = episode.rows()
-    if rows and episode.name not in store.stored(one.recording):
-        store.keep(one.recording, rows)
-    one.path.unlink()
-    one.path.with_suffix(WHY).unlink(missing_ok=True)
+    if rows and episode.name not in store.stored(aside.recording):
+        store.keep(aside.recording, rows)
+    aside.path.unlink()
+    aside.path.with_suffix(WHY).unlink(missing_ok=True)
     return [row.trajectory_id for row in rows], lost
 
 
-def readable(one: SetAside) -> dict[str, object]:
+def readable(aside: SetAside) -> dict[str, object]:
     """What can be read of an episode that is set aside, for people."""
-    told: dict[str, object] = {"id": one.name, "reason": one.reason, "file": str(one.path)}
+    answer: dict[str, object] = {"id": aside.name, "reason": aside.reason, "file": str(aside.path)}
     try:
-        episode, lost = whole(one)
+        episode, lost = whole(aside)
     except DamagedRecordingError as error:
-        return {**told, "readable": str(error)}
+        return {**answer, "readable": str(error)}
     outcome = json.loads(episode.outcome.model_dump_json()) if episode.outcome else None
-    said = [
+    texts = [
         {"role": message.role.value, "content": message.content, "calls": [call.name for call in message.tool_calls]}
         for turn in episode.tree.turns
         for message in (*turn.heard, turn.message)
     ]
     about = episode.about.model_dump()
-    return {**told, "about": about, "outcome": outcome, "closed": episode.closed, "lost_lines": lost, "messages": said}
+    return {
+        **answer,
+        "about": about,
+        "outcome": outcome,
+        "closed": episode.closed,
+        "lost_lines": lost,
+        "messages": texts,
+    }

@@ -125,7 +125,7 @@ class ChatRequest(ApiRequest):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return TurnRequest(
             model=self.model,
-            messages=[one.message() for one in self.messages],
+            messages=[message.message() for message in self.messages],
             tools=tools_of([tool.function for tool in self.tools or []]),
             tool_choice=choice_of(self.tool_choice, self.parallel_tool_calls),
             temperature=self.temperature,
@@ -150,7 +150,9 @@ def as_json(arguments: str) -> str:
 
 def tools_of(functions: list[FunctionTool]) -> str:
     """JSON of tools, as a trajectory has them."""
-    return json.dumps([{"type": "function", "function": one.model_dump(exclude_none=True)} for one in functions])
+    return json.dumps(
+        [{"type": "function", "function": function.model_dump(exclude_none=True)} for function in functions]
+    )
 
 
 def choice_of(choice: str | dict[str, Any] | None, parallel: bool | None) -> str:
@@ -182,12 +184,12 @@ def _calls(message: Message) -> list[dict[str, Any]]:
 
 def whole(asked: TurnRequest, answer: Answered) -> dict[str, Any]:
     """The body of an answer."""
-    said: dict[str, Any] = {"role": "assistant", "content": answer.message.content or None, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.message.content or None, "refusal": None}
     if answer.message.reasoning:
-        said["reasoning_content"] = answer.message.reasoning
+        message["reasoning_content"] = answer.message.reasoning
     if answer.message.tool_calls:
-        said["tool_calls"] = _calls(answer.message)
-    choice = {"index": 0, "message": said, "finish_reason": answer.finish, "logprobs": None}
+        message["tool_calls"] = _calls(answer.message)
+    choice = {"index": 0, "message": message, "finish_reason": answer.finish, "logprobs": None}
     head = {"id": f"chatcmpl-{answer.name}", "object": "chat.completion", "created": answer.created}
     return {**head, "model": answer.model, "choices": [choice], "usage": usage(answer)}
 

@@ -209,10 +209,10 @@ class RecordedEpisode:
         """A row for each line of the tree, each sampled token in exactly one of them."""
         counts = Counter(self.counts)
         counts["undelivered"] = len(self.tree.turns) - len(received(self.tree.turns))
-        found: list[Trajectory] = []
+        rows: list[Trajectory] = []
         for line in lines(self.tree.turns):
-            found.append(self._row(line.turns, line.shared, line.agent, found, line.parent, counts))
-        return found
+            rows.append(self._row(line.turns, line.shared, line.agent, rows, line.parent, counts))
+        return rows
 
     def _row(
         self,
@@ -224,29 +224,29 @@ class RecordedEpisode:
         counts: Counter[str],
     ) -> Trajectory:
         session, messages, fork_at = Session(), list[Message](), 0
-        for number, one in enumerate(turns):
+        for number, turn in enumerate(turns):
             start = len(session.ids)
-            session.observe(one.heard_ids)
+            session.observe(turn.heard_ids)
             end = len(session.ids)
-            for place, message in enumerate(one.heard):
-                messages.append(message.model_copy(update={"token_start": end if place else start, "token_end": end}))
+            for index, message in enumerate(turn.heard):
+                messages.append(message.model_copy(update={"token_start": end if index else start, "token_end": end}))
             if number < shared:
-                session.observe(one.turn.ids)
+                session.observe(turn.turn.ids)
                 fork_at = len(session.ids)
             else:
-                session.act(one.turn)
-            messages.append(one.message.model_copy(update={"token_start": end, "token_end": len(session.ids)}))
+                session.act(turn.turn)
+            messages.append(turn.message.model_copy(update={"token_start": end, "token_end": len(session.ids)}))
         first, last, outcome = turns[0], turns[-1], self.outcome
         sampled = len(turns)
         written = sum(message.role is Role.ASSISTANT for message in messages) - sampled
         counted = counts + Counter(written_turns=written)
-        counted["sampling_changed"] = sum(one.sampling != turns[shared].sampling for one in turns[shared:])
+        counted["sampling_changed"] = sum(turn.sampling != turns[shared].sampling for turn in turns[shared:])
         version = session.spans[0].version if session.spans else 0
         task_id = self.about.task_id or f"{self.about.env}-{self.tree.turns[0].beginning[:12]}"
         components = outcome.components if outcome else {}
         if outcome and not components:
             components = {"reward": outcome.reward}
-        prompt = next((one.content for one in first.heard if one.role is Role.USER), "")
+        prompt = next((message.content for message in first.heard if message.role is Role.USER), "")
         scored = outcome is not None
         return Trajectory(
             trajectory_id=self._row_id(len(earlier)),
@@ -282,8 +282,8 @@ class RecordedEpisode:
             n_steps=sampled,
             n_tokens=len(session.ids),
             n_action_tokens=sum(session.mask),
-            n_tool_calls=sum(len(one.message.tool_calls) for one in turns),
-            n_tool_errors=sum(one.error is True for one in messages),
+            n_tool_calls=sum(len(turn.message.tool_calls) for turn in turns),
+            n_tool_errors=sum(message.error is True for message in messages),
             messages=messages,
             tools=first.tools,
             tokenizer=self.tokenizer,
@@ -299,8 +299,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         return f"{'.'.join(map(str, first['loc']))} is {str(first['input'])[:60]!r}: {first['msg']}"
-    said = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-    return shown(said.splitlines()[0][:300])
+    reason = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+    return shown(reason.splitlines()[0][:300])
 
 
 def _termination(last: SampledTurn, scored: bool) -> Termination:
@@ -315,11 +315,11 @@ def _line_of(turn: SampledTurn) -> dict[str, Any]:
     return {
         "number": turn.number,
         "parent": turn.parent.number if turn.parent else None,
-        "heard": [one.model_dump(mode="json", exclude_defaults=True) for one in turn.heard],
+        "heard": [message.model_dump(mode="json", exclude_defaults=True) for message in turn.heard],
         "heard_ids": turn.heard_ids,
         "ids": turn.turn.ids,
         "logprobs": turn.turn.logprobs,
-        "spans": [one.model_dump() for one in turn.turn.spans],
+        "spans": [span.model_dump() for span in turn.turn.spans],
         "stop": turn.turn.stop,
         "message": turn.message.model_dump(mode="json", exclude_defaults=True),
         "call_ids": turn.call_ids,
@@ -332,13 +332,13 @@ def _line_of(turn: SampledTurn) -> dict[str, Any]:
 
 
 def _turn_of(line: dict[str, Any], known: dict[int, SampledTurn]) -> SampledTurn:
-    spans = [Span(**one) for one in line.pop("spans")]
+    spans = [Span(**span) for span in line.pop("spans")]
     sampled = Turn(line.pop("ids"), line.pop("logprobs"), spans, line.pop("stop"))
     parent = line.pop("parent")
     return SampledTurn(
         turn=sampled,
         parent=None if parent is None else known[parent],
-        heard=[Message(**one) for one in line.pop("heard")],
+        heard=[Message(**message) for message in line.pop("heard")],
         message=Message(**line.pop("message")),
         digest=bytes.fromhex(line.pop("digest")),
         **line,

@@ -66,15 +66,15 @@ class Episodes:
     async def start(self) -> list[str]:
         """Take over what servers that ended have left. Returns what is to be said about it."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        said = []
+        notes = []
         with FileLock(self.folder / "starting.lock"):
             for left in sorted(path for path in self.folder.iterdir() if path.is_dir()):
                 if self._locked(left):
-                    said += await self._taken_over(left)
+                    notes += await self._taken_over(left)
             own = self.folder / self.recording
             own.mkdir()
             self._locked(own)
-        return said
+        return notes
 
     def _locked(self, folder: Path) -> bool:
         lock = FileLock(folder / "lock", timeout=0)
@@ -110,13 +110,13 @@ class Episodes:
                 for turn in episode.tree.turns:
                     self.add(episode, turn)
         before = sum(1 for _ in listed(folder.parent) if _.recording == folder.name) - damaged
-        said = {
+        counts = {
             "go on": opened,
             "of another tokenizer are stored unscored": others,
             "are set aside, since their files cannot be read; see `agentrl recordings list`": damaged,
             "were set aside before; see `agentrl recordings list`": before,
         }
-        return [f"recording {folder.name}: {number} episodes {what}" for what, number in said.items() if number]
+        return [f"recording {folder.name}: {number} episodes {what}" for what, number in counts.items() if number]
 
     async def stop(self) -> int:
         """Store what is finished. Returns the number of episodes that stay in their files."""
@@ -184,7 +184,7 @@ class Episodes:
         """What became of a closed episode."""
         if (reason := self.aside.get(name)) is not None:
             return {"state": "set_aside", "reason": reason}
-        return {"state": "closed" if any(one.name == name for one in self._finished) else "stored"}
+        return {"state": "closed" if any(episode.name == name for episode in self._finished) else "stored"}
 
     async def flush(self) -> None:
         """Store the rows of closed episodes. If that fails, they stay in their files, and it is tried again; those that
@@ -192,9 +192,9 @@ class Episodes:
         async with self._flushing:
             while self._finished:
                 recording = self._finished[0].recording
-                part = [one for one in self._finished if one.recording == recording][:_AT_ONCE]
+                part = [episode for episode in self._finished if episode.recording == recording][:_AT_ONCE]
                 ended = await asyncio.to_thread(self._stored_of, part)
-                self._finished = [one for one in self._finished if one not in ended]
+                self._finished = [episode for episode in self._finished if episode not in ended]
                 if len(ended) < len(part):
                     return
 
@@ -205,26 +205,26 @@ class Episodes:
         try:
             if self._in_doubt:  # what is there already is not appended again
                 there = self.store.stored(part[0].recording)
-                ended.update(one for one in part if one.name in there)
+                ended.update(episode for episode in part if episode.name in there)
             self._in_doubt = True
-            self._append([one for one in part if one not in ended], ended)
+            self._append([episode for episode in part if episode not in ended], ended)
             self._in_doubt = False
         except Exception as error:  # a store that is full, or cannot be reached, may recover
             warnings.warn(f"{len(part) - len(ended)} recorded episodes cannot be stored yet: {error}", stacklevel=1)
-        for one in ended:
-            one.path.unlink(missing_ok=True)
-            one.tree = Tree()  # of a closed episode only its name and its end are needed
+        for episode in ended:
+            episode.path.unlink(missing_ok=True)
+            episode.tree = Tree()  # of a closed episode only its name and its end are needed
         return ended
 
     def _append(self, episodes: Sequence[RecordedEpisode], ended: set[RecordedEpisode]) -> None:
         """Append the rows of episodes, together, or each alone if they are refused together. Those that are stored, or
         set aside, are added to ``ended``. Raises what the store raises if it takes none."""
         rows: dict[RecordedEpisode, list[Trajectory]] = {}
-        for one in episodes:
+        for episode in episodes:
             try:
-                rows[one] = one.rows()
+                rows[episode] = episode.rows()
             except Exception as error:  # a bug of ours is no reason to keep the others waiting
-                self._end_aside(one, f"its rows cannot be made: {type(error).__name__}: {error}", ended)
+                self._end_aside(episode, f"its rows cannot be made: {type(error).__name__}: {error}", ended)
         try:
             if together := [row for own in rows.values() for row in own]:
                 self.store.keep(episodes[0].recording, together)
@@ -240,22 +240,22 @@ class Episodes:
         """Append episodes one by one, in any order. One that is refused while others are taken is at fault itself."""
         failed: dict[RecordedEpisode, Exception] = {}
         taken = 0
-        for one in random.sample(list(rows), len(rows)):
+        for episode in random.sample(list(rows), len(rows)):
             try:
-                if rows[one] and one.name not in there:
-                    self.store.keep(one.recording, rows[one])
+                if rows[episode] and episode.name not in there:
+                    self.store.keep(episode.recording, rows[episode])
                     taken += 1
-                ended.add(one)
+                ended.add(episode)
             except UnstorableError as error:
-                self._end_aside(one, str(error), ended)
+                self._end_aside(episode, str(error), ended)
             except Exception as error:
-                failed[one] = error
+                failed[episode] = error
                 if _of_the_disk(error) or (len(failed) == _FAILURES and not taken):
                     raise
-        for one, why in failed.items():
+        for episode, why in failed.items():
             if not taken:
                 raise why
-            self._end_aside(one, f"the store takes others, and not this one: {why}", ended)
+            self._end_aside(episode, f"the store takes others, and not this one: {why}", ended)
 
     def _end_aside(self, episode: RecordedEpisode, reason: str, ended: set[RecordedEpisode]) -> None:
         if self._set_aside(episode.path, reason):
@@ -264,12 +264,14 @@ class Episodes:
     def _set_aside(self, path: Path, reason: str) -> bool:
         """Set an episode aside, and say so. Returns whether the disk let it."""
         try:
-            one = set_aside(path, reason)
+            aside = set_aside(path, reason)
         except OSError as error:
             warnings.warn(f"{path} cannot be set aside: {error}; {reason}", stacklevel=1)
             return False
-        self.aside[one.name] = one.reason
-        warnings.warn(f"episode {one.name} is set aside: {reason}; `agentrl recordings show {one.name}`", stacklevel=1)
+        self.aside[aside.name] = aside.reason
+        warnings.warn(
+            f"episode {aside.name} is set aside: {reason}; `agentrl recordings show {aside.name}`", stacklevel=1
+        )
         return True
 
 

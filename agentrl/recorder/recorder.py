@@ -85,14 +85,14 @@ class Recorder:
 
     async def start(self) -> list[str]:
         """Begin. Returns what is to be said about episodes that go on."""
-        said = await self.episodes.start()
+        notes = await self.episodes.start()
         self._spawn(self._tend())
-        return said
+        return notes
 
     async def stop(self) -> int:
         """End what is under way, and store what is finished. Returns the number of episodes that stay in their
         files."""
-        tasks = [one.task for one in self._under_way if one.task] + list(self._background)
+        tasks = [turning.task for turning in self._under_way if turning.task] + list(self._background)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -107,7 +107,7 @@ class Recorder:
         while True:
             await asyncio.sleep(_TEND_S)
             try:
-                self.episodes.close_idle(self.settings.idle_s, {one.episode for one in self._under_way})
+                self.episodes.close_idle(self.settings.idle_s, {turning.episode for turning in self._under_way})
                 await self.episodes.flush()
             except Exception as error:  # it goes on: no row would be stored any more
                 warnings.warn(f"idle or closed episodes cannot be stored yet: {error}", stacklevel=1)
@@ -119,14 +119,14 @@ class Recorder:
         its rows. Raises ApiError if it was closed meanwhile."""
         ends = time.monotonic() + TOLD_S
         while time.monotonic() < ends and any(
-            one.episode is episode and one.turn and not one.turn.delivered for one in self._awaited
+            turning.episode is episode and turning.turn and not turning.turn.delivered for turning in self._awaited
         ):
             await asyncio.sleep(0.01)
         _check_open(episode)
         ids = self.episodes.close(episode, outcome, "rewarded")
-        for one in [one for one in self._under_way if one.episode is episode]:
-            if one.task:
-                one.task.cancel()
+        for turning in [turning for turning in self._under_way if turning.episode is episode]:
+            if turning.task:
+                turning.task.cancel()
         return ids
 
     # -- requests
@@ -147,18 +147,18 @@ class Recorder:
             _check_open(named)
         return named
 
-    async def ask(self, place: RecordedEpisode | None, asked: TurnRequest, digest: str, again: bool) -> Turning:
+    async def ask(self, addressed: RecordedEpisode | None, asked: TurnRequest, digest: str, again: bool) -> Turning:
         """See :class:`agentrl.recorder.wire.Answerer`."""
         check_model(asked.model, self.model)
-        if place is not None:
-            _check_open(place)  # it may have been closed while the body arrived
-        scope = (place.name if place else "", digest)
+        if addressed is not None:
+            _check_open(addressed)  # it may have been closed while the body arrived
+        scope = (addressed.name if addressed else "", digest)
         known = self._replies.get(scope)
         if again and known and known.task and not _failed(known.task) and not known.episode.closed:
             known.waiting += 1
             self._awaited.add(known)
             return known
-        episode, following = self._next(place, asked)
+        episode, following = self._next(addressed, asked)
         reply = Turning(episode, episode.turns)
         episode.turns += 1
         episode.last = time.time()
@@ -178,20 +178,22 @@ class Recorder:
         if reply.task is not None and _failed(reply.task):  # which also marks its error as seen
             reply.episode.counts["failed_turns"] += 1
 
-    def _next(self, place: RecordedEpisode | None, asked: TurnRequest) -> tuple[RecordedEpisode, _Next]:
+    def _next(self, addressed: RecordedEpisode | None, asked: TurnRequest) -> tuple[RecordedEpisode, _Next]:
         """The episode of a request, and what its turn follows."""
-        named = self._named(place, asked.previous) if asked.previous else None
+        named = self._named(addressed, asked.previous) if asked.previous else None
         conversation = asked.conversation(named.messages(instructions=False) if named else ())
         reached = digests(conversation, beginning(asked.tools))
-        turns = place.tree.by_digest if place else self.episodes.unnamed
+        turns = addressed.tree.by_digest if addressed else self.episodes.unnamed
         before, size = match(conversation, reached, turns, named)
-        episode = place or (self.episodes.of_turn[before] if before else self.episodes.open(About()))
+        episode = addressed or (self.episodes.of_turn[before] if before else self.episodes.open(About()))
         return episode, _Next(before, conversation[size:], conversation, reached[-1])
 
-    def _named(self, place: RecordedEpisode | None, response: str) -> SampledTurn:
+    def _named(self, addressed: RecordedEpisode | None, response: str) -> SampledTurn:
         name, _, number = response.removeprefix("resp_").rpartition("-")
         episode = self.episodes.opened.get(name)
-        turns = episode.tree.turns if episode and (place is episode or (place is None and not episode.key)) else []
+        turns = (
+            episode.tree.turns if episode and (addressed is episode or (addressed is None and not episode.key)) else []
+        )
         for turn in turns:
             if str(turn.number) == number:
                 return turn
@@ -286,7 +288,7 @@ class Recorder:
         """The sampled turn that the next one goes on from, the new messages, and their tokens. If the dialect cannot go
         on from it, or the chat template shows earlier turns differently and is asked to, there is none."""
         codec, tools, conversation = self.sampler.codec, asked.tools, following.conversation
-        size = sum(len(one.content) for one in conversation)
+        size = sum(len(message.content) for message in conversation)
         before, rest = following.before, with_own_ids(following.rest, following.before)
         if before is not None and self.settings.history == "keep":
             try:
@@ -334,7 +336,7 @@ class Recorder:
         message: Message,
         sampling: Sampling,
     ) -> SampledTurn:
-        told = [f"call_{secrets.token_hex(6)}" for _ in message.tool_calls]
+        call_ids = [f"call_{secrets.token_hex(6)}" for _ in message.tool_calls]
         return SampledTurn(
             number=reply.number,
             parent=before,
@@ -342,7 +344,7 @@ class Recorder:
             heard_ids=new,
             turn=turn,
             message=message,
-            call_ids=told,
+            call_ids=call_ids,
             digest=digests([message], following.reached)[0],
             tools=asked.tools,
             sampling=_sampling_json(sampling, self.sampler.sampling.max_turn_tokens),
@@ -379,7 +381,8 @@ def _failed(task: "asyncio.Task[Answered]") -> bool:
 
 def _answered(reply: Turning, asked: TurnRequest, made: SampledTurn, prompt: int) -> Answered:
     calls = [
-        call.model_copy(update={"id": told}) for call, told in zip(made.message.tool_calls, made.call_ids, strict=True)
+        call.model_copy(update={"id": call_id})
+        for call, call_id in zip(made.message.tool_calls, made.call_ids, strict=True)
     ]
     limited = made.turn.stop != "stop"
     return Answered(

@@ -195,9 +195,9 @@ def _done(asked: TurnRequest, answer: Answered, output: Sequence[dict[str, Any]]
 def whole(asked: TurnRequest, answer: Answered) -> dict[str, Any]:
     """The body of an answer."""
     others = list(_other_items(answer))
-    said = [_text_item(answer.name, answer.message.content)] if answer.message.content or not others else []
+    texts = [_text_item(answer.name, answer.message.content)] if answer.message.content or not others else []
     before = [item for item in others if item["type"] == "reasoning"]
-    return _done(asked, answer, [*before, *said, *(item for item in others if item not in before)])
+    return _done(asked, answer, [*before, *texts, *(item for item in others if item not in before)])
 
 
 async def events(asked: TurnRequest, reply: Reply) -> AsyncIterator[bytes]:
@@ -215,15 +215,15 @@ async def events(asked: TurnRequest, reply: Reply) -> AsyncIterator[bytes]:
     where = {"item_id": f"msg_{name}", "output_index": 0, "content_index": 0}
     async for text in reply.deltas():
         if not output:
-            for one in _begun(event, name, where):
-                yield one
+            for sent in _begun(event, name, where):
+                yield sent
             output.append(_text_item(name, "", "in_progress"))
         yield event("response.output_text.delta", **where, delta=text, logprobs=[])
     answer = await reply.answered()
     others = list(_other_items(answer))
     if not output and not others:
-        for one in _begun(event, name, where):
-            yield one
+        for sent in _begun(event, name, where):
+            yield sent
         output.append(_text_item(name, "", "in_progress"))
     if output:
         output[0] = _text_item(name, answer.message.content)
@@ -231,8 +231,8 @@ async def events(asked: TurnRequest, reply: Reply) -> AsyncIterator[bytes]:
         yield event("response.content_part.done", **where, part=_part(answer.message.content))
         yield event("response.output_item.done", output_index=0, item=output[0])
     for item in others:
-        for one in _item(event, item, len(output)):
-            yield one
+        for sent in _item(event, item, len(output)):
+            yield sent
         output.append(item)
     kind = "response.incomplete" if answer.finish == "length" else "response.completed"
     yield event(kind, response=_done(asked, answer, output))
@@ -243,17 +243,17 @@ def _begun(event: Any, name: str, where: dict[str, Any]) -> Iterator[bytes]:
     yield event("response.content_part.added", **where, part=_part(""))
 
 
-def _item(event: Any, item: dict[str, Any], place: int) -> Iterator[bytes]:
+def _item(event: Any, item: dict[str, Any], index: int) -> Iterator[bytes]:
     if item["type"] == "function_call":
         begun = {**item, "arguments": "", "status": "in_progress"}
-        yield event("response.output_item.added", output_index=place, item=begun)
-        where = {"item_id": item["id"], "output_index": place}
+        yield event("response.output_item.added", output_index=index, item=begun)
+        where = {"item_id": item["id"], "output_index": index}
         yield event("response.function_call_arguments.delta", **where, delta=item["arguments"])
         done = {"arguments": item["arguments"], "name": item["name"]}
         yield event("response.function_call_arguments.done", **where, **done)
     else:
-        yield event("response.output_item.added", output_index=place, item=item)
-    yield event("response.output_item.done", output_index=place, item=item)
+        yield event("response.output_item.added", output_index=index, item=item)
+    yield event("response.output_item.done", output_index=index, item=item)
 
 
 def failed(error: ApiError) -> bytes:

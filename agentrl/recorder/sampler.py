@@ -54,7 +54,7 @@ class Sampler:
         ends = time.monotonic() + self.turn_s
         before = list(session.ids)
         own = Session()
-        told = ""
+        shown = ""
         for part in range(sampling.max_tokens):
             room = sampling.max_turn_tokens - len(own.ids)
             size = min(room, PIECE) if tell or stop else room
@@ -75,24 +75,24 @@ class Sampler:
             if ended or whole or turn.stop == "cut" or not turn.ids:
                 break
             if tell:
-                told += self._told(own.ids, before, tools, told, max(map(len, stop), default=0), tell)
+                shown += self._told(own.ids, before, tools, shown, max(map(len, stop), default=0), tell)
         parsed = self.codec.parse(own.ids, before, tools)
-        if tell and parsed.message.content.startswith(told) and (rest := parsed.message.content[len(told) :]):
+        if tell and parsed.message.content.startswith(shown) and (rest := parsed.message.content[len(shown) :]):
             tell(rest)
         how: Literal["stop", "length", "cut"] = "stop" if ended else "cut" if turn.stop == "cut" else "length"
         return Turn(own.ids, own.logprobs, own.spans, how), parsed
 
     def _told(
-        self, ids: list[int], before: list[int], tools: str, told: str, kept: int, tell: Callable[[str], None]
+        self, ids: list[int], before: list[int], tools: str, shown: str, kept: int, tell: Callable[[str], None]
     ) -> str:
         """Tell the text that no later token can turn into something else, and return it. The last ``kept`` characters
         may be the beginning of a stop string."""
         parsed = self.codec.parse(ids, before, tools)
         text = "" if parsed.error or parsed.message.tool_calls else parsed.message.content
         marks = _MAY_BEGIN_A_CALL if tools != "[]" else "<"
-        text = text[: min((place for mark in marks if (place := text.find(mark)) >= 0), default=len(text))]
+        text = text[: min((index for mark in marks if (index := text.find(mark)) >= 0), default=len(text))]
         text = text[: max(0, len(text) - kept)].rstrip("\ufffd").rstrip()
-        new = text[len(told) :] if text.startswith(told) else ""
+        new = text[len(shown) :] if text.startswith(shown) else ""
         if new:
             tell(new)
         return new
@@ -100,14 +100,14 @@ class Sampler:
     def _said(self, ids: list[int], stop: Sequence[str]) -> int | None:
         """The number of tokens before the first one with which the text says a stop string; None if it does not."""
         decode = self.policy.tokenizer.decode
-        if not any(one in decode(ids) for one in stop):
+        if not any(string in decode(ids) for string in stop):
             return None
         low, high = 1, len(ids)
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if any(one in decode(ids[:middle]) for one in stop) else (middle + 1, high)
+            low, high = (low, middle) if any(string in decode(ids[:middle]) for string in stop) else (middle + 1, high)
         return low - 1
 
     def _cut(self, own: Session, end: int) -> Session:
-        spans = [one.model_copy(update={"end": min(one.end, end)}) for one in own.spans if one.start < end]
+        spans = [span.model_copy(update={"end": min(span.end, end)}) for span in own.spans if span.start < end]
         return Session(own.ids[:end], own.mask[:end], own.logprobs[:end], spans)

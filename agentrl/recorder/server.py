@@ -51,8 +51,8 @@ def recording(recorder: Recorder, host: str) -> ASGIApp:
         about = read(About, await body_of(request) or b"{}")
         episode = recorder.episodes.open(about, new_key())
         url = f"{request.base_url}episodes/{episode.name}/v1"
-        found = {"id": episode.name, "base_url": url, "api_key": episode.key, "model": recorder.model}
-        return JSONResponse(found, 201)
+        opened_episode = {"id": episode.name, "base_url": url, "api_key": episode.key, "model": recorder.model}
+        return JSONResponse(opened_episode, 201)
 
     async def rewarded(request: Request) -> Response:
         episode = recorder.place_of(key_of(request), request.path_params["episode"])

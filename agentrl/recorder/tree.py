@@ -41,11 +41,11 @@ def beginning(tools: str) -> bytes:
 
 def digests(messages: Sequence[Message], before: bytes) -> list[bytes]:
     """The digest of the conversation up to each message, that message included."""
-    found = []
+    chain = []
     for message in messages:
         before = hashlib.blake2b(before + canonical(message).encode(), digest_size=16).digest()
-        found.append(before)
-    return found
+        chain.append(before)
+    return chain
 
 
 @dataclass(eq=False)
@@ -74,21 +74,21 @@ class SampledTurn:
     @property
     def path(self) -> "list[SampledTurn]":
         """All turns from the first one to this."""
-        turns, one = [], self
+        turns, turn = [], self
         while True:
-            turns.append(one)
-            if one.parent is None:
+            turns.append(turn)
+            if turn.parent is None:
                 return turns[::-1]
-            one = one.parent
+            turn = turn.parent
 
     @property
     def ids(self) -> list[int]:
         """All tokens up to the end of this turn."""
-        found: list[int] = []
-        for one in self.path:
-            found += one.heard_ids
-            found += one.turn.ids
-        return found
+        ids: list[int] = []
+        for turn in self.path:
+            ids += turn.heard_ids
+            ids += turn.turn.ids
+        return ids
 
     @property
     def beginning(self) -> str:
@@ -98,8 +98,8 @@ class SampledTurn:
 
     def messages(self, instructions: bool = True) -> list[Message]:
         """The conversation up to this turn, with or without the instructions of the first request."""
-        found = [message for one in self.path for message in (*one.heard, one.message)]
-        return found[1:] if self.path[0].instructed and not instructions else found
+        messages = [message for turn in self.path for message in (*turn.heard, turn.message)]
+        return messages[1:] if self.path[0].instructed and not instructions else messages
 
 
 @dataclass
@@ -125,16 +125,16 @@ def match(
     """The last sampled turn that a request repeats, and the number of messages up to its end. ``reached`` are the
     digests of the request. Of turns that said the same, the one that the request has ``named`` is taken, then one with
     the request's call ids, then one that the client has received, then one that nothing follows yet."""
-    for place in range(len(messages) - 1, -1, -1):
-        if messages[place].role is not Role.ASSISTANT or not (found := by_digest.get(reached[place])):
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index].role is not Role.ASSISTANT or not (candidates := by_digest.get(reached[index])):
             continue
-        given = {call.id for message in messages[: place + 1] for call in message.tool_calls}
+        given = {call.id for message in messages[: index + 1] for call in message.tool_calls}
 
-        def rank(one: SampledTurn, given: set[str] = given) -> tuple[bool, int, bool, bool, int]:
-            told = sum(call in given for turn in one.path for call in turn.call_ids)
-            return one is named, told, one.delivered, not one.children, one.number
+        def rank(turn: SampledTurn, given: set[str] = given) -> tuple[bool, int, bool, bool, int]:
+            known_calls = sum(call in given for turn in turn.path for call in turn.call_ids)
+            return turn is named, known_calls, turn.delivered, not turn.children, turn.number
 
-        return max(found, key=rank), place + 1
+        return max(candidates, key=rank), index + 1
     return None, 0
 
 
@@ -144,15 +144,16 @@ def with_own_ids(messages: Sequence[Message], before: SampledTurn | None) -> lis
     own: dict[str, tuple[str, str]] = {}
     for turn in before.path if before else ():
         own.update(
-            (told, (call.id, call.name)) for told, call in zip(turn.call_ids, turn.message.tool_calls, strict=True)
+            (call_id, (call.id, call.name))
+            for call_id, call in zip(turn.call_ids, turn.message.tool_calls, strict=True)
         )
-    found = []
+    renamed = []
     for message in messages:
         own.update((call.id, (call.id, call.name)) for call in message.tool_calls)
         call_id, name = own.get(message.tool_call_id or "", (message.tool_call_id, message.name))
         changed = {"tool_call_id": call_id, "name": message.name or name}
-        found.append(message.model_copy(update=changed) if message.role is Role.TOOL else message)
-    return found
+        renamed.append(message.model_copy(update=changed) if message.role is Role.TOOL else message)
+    return renamed
 
 
 def heard_ids(codec: ChatCodec, before: SampledTurn | None, messages: Sequence[Message], tools: str) -> list[int]:
@@ -169,17 +170,17 @@ def heard_ids(codec: ChatCodec, before: SampledTurn | None, messages: Sequence[M
     if not turn or not (turn[-1] in codec.stop_ids and codec.ended(turn)):  # a limit ended it, or a stop string
         ids = codec.template.closing(before.message)
         turn = turn + ids
-    heard: list[Message] = []
+    earlier: list[Message] = []
     blocks = [list(group) for _, group in groupby(messages, key=lambda message: message.role is Role.ASSISTANT)]
     for block, following in zip(blocks, [*blocks[1:], []], strict=True):
         if block[0].role is not Role.ASSISTANT:
-            heard, new = block, codec.observations(block, prompt, turn, tools)
+            earlier, new = block, codec.observations(block, prompt, turn, tools)
             prompt = prompt + turn + new
-        elif len(block) > 1 or not heard:
+        elif len(block) > 1 or not earlier:
             raise ValueError("two turns of the assistant follow each other")
         else:
             answers = list(takewhile(lambda message: message.role is Role.TOOL, following))
-            new = turn = codec.assistant(block[0], answers, heard)
+            new = turn = codec.assistant(block[0], answers, earlier)
         ids = ids + new
     return ids
 
@@ -206,11 +207,11 @@ def lines(turns: Sequence[SampledTurn]) -> Iterator[Line]:
         if leaf not in kept or any(child in kept for child in leaf.children):
             continue
         path = leaf.path
-        shared = sum(1 for _ in takewhile(lambda one: one in owner, path))
-        for one in path[shared:]:
-            owner[one] = number
+        shared = sum(1 for _ in takewhile(lambda turn: turn in owner, path))
+        for turn in path[shared:]:
+            owner[turn] = number
         root = path[0]
-        system = "\n".join(one.content for one in root.heard if one.role is Role.SYSTEM)
+        system = "\n".join(message.content for message in root.heard if message.role is Role.SYSTEM)
         agent = agents.setdefault((system, root.tools), f"agent-{len(agents) + 1}" if agents else "main")
         yield Line(path, shared, owner[path[shared - 1]] if shared else None, agent)
         number += 1
@@ -219,7 +220,7 @@ def lines(turns: Sequence[SampledTurn]) -> Iterator[Line]:
 def received(turns: Sequence[SampledTurn]) -> set[SampledTurn]:
     """The turns that a client has received, and those before them."""
     kept: set[SampledTurn] = set()
-    for one in turns:
-        if one.delivered:
-            kept.update(one.path)
+    for turn in turns:
+        if turn.delivered:
+            kept.update(turn.path)
     return kept

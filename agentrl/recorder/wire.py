@@ -63,14 +63,14 @@ def read(kind: type[Parsed], body: bytes) -> Parsed:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        names = [".".join(map(str, one["loc"])) or "body" for one in found]
+        errors = error.errors(include_url=False, include_input=False)
+        names = [".".join(map(str, error_at["loc"])) or "body" for error_at in errors]
         allowed = ", ".join(kind.model_fields)
         reasons = [
             f"{name}: is not supported here; supported are {allowed}"
-            if one["type"] == "extra_forbidden" and name in given
-            else f"{name}: {one['msg']}"
-            for name, one in zip(names, found, strict=True)
+            if problem["type"] == "extra_forbidden" and name in given
+            else f"{name}: {problem['msg']}"
+            for name, problem in zip(names, errors, strict=True)
         ]
         raise ApiError(400, "; ".join(reasons), "unsupported_or_invalid", names[0]) from None
 
@@ -150,12 +150,12 @@ class Reply:
     async def deltas(self) -> AsyncIterator[str]:
         """The text, piece by piece, until the turn is done."""
         assert self.task is not None
-        told = 0
+        sent = 0
         while True:
             news = self._news
-            while told < len(self.pieces):
-                told += 1
-                yield self.pieces[told - 1]
+            while sent < len(self.pieces):
+                sent += 1
+                yield self.pieces[sent - 1]
             if self.task.done():
                 return
             await news.wait()
@@ -175,7 +175,7 @@ class Answerer(Protocol):
         """Whose request it is, by its key and by the episode that path or header name. Raises ApiError."""
         ...
 
-    async def ask(self, place: Any, asked: TurnRequest, digest: str, again: bool) -> Reply:
+    async def ask(self, addressed: Any, asked: TurnRequest, digest: str, again: bool) -> Reply:
         """The turn under way. ``digest`` is that of the body, ``again`` says that the client sent it before."""
         ...
 

@@ -33,7 +33,7 @@ REWARDS = {
 
 
 def _added_to_the_environments(rewards: list[Reward]) -> list[Reward]:
-    if any(one.type == "environment" for one in rewards):
+    if any(reward.type == "environment" for reward in rewards):
         raise ValueError("the environment's reward counts already, with weight 1; leave `environment` out here")
     check_shares(rewards)
     return rewards

@@ -28,11 +28,11 @@ def normalized(text: str) -> str:
 
 def f1(answer: str, truth: str) -> float:
     """The harmonic mean of precision and recall over normalised words (SQuAD: Rajpurkar et al. 2016, section 6.1)."""
-    said, right = normalized(answer).split(), normalized(truth).split()
-    if not said or not right:
-        return float(said == right)
-    shared = (Counter(said) & Counter(right)).total()
-    return 2 * shared / (len(said) + len(right))
+    words, right = normalized(answer).split(), normalized(truth).split()
+    if not words or not right:
+        return float(words == right)
+    shared = (Counter(words) & Counter(right)).total()
+    return 2 * shared / (len(words) + len(right))
 
 
 def final_answer(rollout: Trajectory, declared: Declared = "message") -> str | None:
@@ -43,8 +43,8 @@ def final_answer(rollout: Trajectory, declared: Declared = "message") -> str | N
     if declared == "message":
         return last.content
     if declared == "tag":
-        found = _TAG.findall(last.content)
-        return found[-1].strip() if found else None
+        matches = _TAG.findall(last.content)
+        return matches[-1].strip() if matches else None
     return boxed(last.content)
 
 
@@ -54,10 +54,10 @@ def boxed(text: str) -> str | None:
     if start < 0:
         return None
     depth, begin = 0, start + len("\\boxed{")
-    for place in range(begin - 1, len(text)):
-        depth += (text[place] == "{") - (text[place] == "}")
+    for end in range(begin - 1, len(text)):
+        depth += (text[end] == "{") - (text[end] == "}")
         if depth == 0:
-            return text[begin:place].strip()
+            return text[begin:end].strip()
     return None
 
 
@@ -66,6 +66,6 @@ def truths(task: Task) -> list[str]:
     it is neither text nor number."""
     given = json.loads(task.ground_truth)
     answers = given if isinstance(given, list) else [given]
-    if not answers or not all(isinstance(one, str | int | float) for one in answers):
+    if not answers or not all(isinstance(answer, str | int | float) for answer in answers):
         raise ValueError(f"task {task.task_id} has the ground truth {task.ground_truth[:80]}; an answer is text")
-    return [one if isinstance(one, str) else json.dumps(one) for one in answers]
+    return [answer if isinstance(answer, str) else json.dumps(answer) for answer in answers]

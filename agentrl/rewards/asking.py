@@ -34,9 +34,9 @@ class Asking(BaseModel):
     @field_validator("engines")
     @classmethod
     def _give_text(cls, engines: list[EngineConfig]) -> list[EngineConfig]:
-        for one in engines:
-            if one.exact:
-                raise ValueError(f"engine {one.type} samples from the model that is trained; a judge is an endpoint")
+        for engine in engines:
+            if engine.exact:
+                raise ValueError(f"engine {engine.type} samples from the model that is trained; a judge is an endpoint")
         return engines
 
     async def close(self) -> None:
@@ -44,19 +44,19 @@ class Asking(BaseModel):
         while self._built:
             await self._built.pop().close()
 
-    async def ask(self, place: int, prompt: str, number: int) -> dict[str, Any] | None:
+    async def ask(self, judge: int, prompt: str, number: int) -> dict[str, Any] | None:
         """The JSON object of a reply of the model at ``place``; None if no reply holds one."""
         if not self._built:
-            self._built += [one.build(None) for one in self.engines]
-        engine = self._built[place]
+            self._built += [config.build(None) for config in self.engines]
+        engine = self._built[judge]
         sampling = Sampling(temperature=self.temperature, max_turn_tokens=self.max_tokens, max_tokens=2**31 - 1)
         for attempt in range(1 + self.retries):
             with engine.open() as session:
                 session.messages.append(Message(role=Role.USER, content=prompt))
                 turn = await engine.turn(session, sampling, stop=[], seed=_seed(prompt, number, attempt))
-            found = _verdict(turn.message.content if turn.message else "")
-            if found is not None and self._fits(found):
-                return found
+            verdict = _verdict(turn.message.content if turn.message else "")
+            if verdict is not None and self._fits(verdict):
+                return verdict
         return None
 
     def _fits(self, verdict: dict[str, Any]) -> bool:
@@ -67,7 +67,9 @@ class Asking(BaseModel):
 def transcript(rollout: Trajectory, chars: int) -> list[dict[str, Any]] | str:
     """What was said and called in a rollout after its opening, for a judge; text with its middle left out if it is
     longer than ``chars``."""
-    begun = next((n for n, one in enumerate(rollout.messages) if one.role is Role.ASSISTANT), len(rollout.messages))
+    begun = next(
+        (n for n, message in enumerate(rollout.messages) if message.role is Role.ASSISTANT), len(rollout.messages)
+    )
     turns: list[dict[str, Any]] = []
     for message in rollout.messages[begun:]:
         turn: dict[str, Any] = {"role": message.role.value, "content": message.content}
@@ -82,13 +84,13 @@ def transcript(rollout: Trajectory, chars: int) -> list[dict[str, Any]] | str:
 
 def _verdict(text: str) -> dict[str, Any] | None:
     """The last JSON object in a text that is in no other."""
-    decoder, place, found = json.JSONDecoder(), 0, None
-    while (start := text.find("{", place)) >= 0:
+    decoder, position, verdict = json.JSONDecoder(), 0, None
+    while (start := text.find("{", position)) >= 0:
         try:
-            found, place = decoder.raw_decode(text, start)
+            verdict, position = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            place = start + 1
-    return found
+            position = start + 1
+    return verdict
 
 
 def _seed(*parts: object) -> int:

@@ -22,10 +22,10 @@ def calls_of(rollout: Trajectory) -> list[ToolCall]:
 def arguments_of(call: ToolCall) -> dict[str, Any] | None:
     """The arguments of a call; None if they are no JSON object."""
     try:
-        found = call.parsed()
+        arguments = call.parsed()
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return arguments if isinstance(arguments, dict) else None
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -37,7 +37,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def valid_calls(rollout: Trajectory) -> int:
     """How many calls name a tool that is on offer, with an object of arguments that has what is required, nothing that
     is unknown, and values of the types that its schema names."""
-    schemas = {one["function"]["name"]: one["function"].get("parameters") or {} for one in json.loads(rollout.tools)}
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in json.loads(rollout.tools)}
     return sum(call.name in schemas and _fits_schema(call, schemas[call.name]) for call in calls_of(rollout))
 
 
@@ -56,7 +56,7 @@ def _is_of(value: Any, named: str | list[str] | None) -> bool:
     allowed = [named] if isinstance(named, str) else named
     if isinstance(value, bool):
         return "boolean" in allowed
-    return any(isinstance(value, _TYPES.get(one, (object,))) for one in allowed)
+    return any(isinstance(value, _TYPES.get(name, (object,))) for name in allowed)
 
 
 class Form(Reward):
@@ -102,8 +102,8 @@ class ToolUse(Reward):
         needed = set(self.needed or json.loads(task.metadata).get("needed_tools", []))
         share = len(needed & used) / len(needed) if needed else 1.0
         same = [(call.name, arguments_of(call) or call.arguments) for call in calls]
-        repeated = sum(one == before for one, before in zip(same[1:], same, strict=False))
-        offered = {one["function"]["name"] for one in json.loads(rollout.tools)}
+        repeated = sum(call == before for call, before in zip(same[1:], same, strict=False))
+        offered = {tool["function"]["name"] for tool in json.loads(rollout.tools)}
         unknown = sum(call.name not in offered for call in calls)
         value = share - self.duplicate * repeated - self.unknown * unknown
         return Grade(max(-1.0, value), {"needed": share, "repeated": float(repeated), "unknown": float(unknown)})
@@ -121,23 +121,23 @@ class ToolMatch(Reward):
     type: Literal["tool_match"] = "tool_match"
 
     def value(self, rollout: Trajectory, task: Task) -> float:
-        wanted = [(one["name"], dict(one["arguments"])) for one in json.loads(task.metadata).get("calls", [])]
+        wanted = [(call["name"], dict(call["arguments"])) for call in json.loads(task.metadata).get("calls", [])]
         if not wanted:
             raise ValueError(f"task {task.task_id} names no calls in its metadata; tool_match compares with them")
         made = [(call.name, arguments_of(call) or {}) for call in calls_of(rollout)]
         left, total = list(made), jaccard({name for name, _ in wanted}, {name for name, _ in made})
         for name, arguments in wanted:
-            fits = [(_fit(arguments, given), place) for place, (other, given) in enumerate(left) if other == name]
+            fits = [(_fit(arguments, given), index) for index, (other, given) in enumerate(left) if other == name]
             if fits:
-                fit, place = max(fits, key=lambda one: (one[0], -one[1]))
+                fit, index = max(fits, key=lambda fit_and_index: (fit_and_index[0], -fit_and_index[1]))
                 total += fit
-                del left[place]
+                del left[index]
         return 2 * total / (1 + len(wanted) + sum(len(arguments) for _, arguments in wanted)) - 1
 
 
-def jaccard(one: Iterable[str], other: Iterable[str]) -> float:
+def jaccard(words: Iterable[str], other: Iterable[str]) -> float:
     """The share of what two sets hold together that both hold; 1 if both are empty."""
-    first, second = set(one), set(other)
+    first, second = set(words), set(other)
     return len(first & second) / len(first | second) if first | second else 1.0
 
 
@@ -177,7 +177,7 @@ class Safety(Reward):
 
     def value(self, rollout: Trajectory, task: Task) -> Grade:
         number = violations(rollout.final_state)
-        number += sum(any(one.hits(call) for one in self.forbidden) for call in calls_of(rollout))
+        number += sum(any(pattern.hits(call) for pattern in self.forbidden) for call in calls_of(rollout))
         return Grade(-min(1.0, number * self.each) if number else 0.0, {"violations": float(number)})
 
 
@@ -185,7 +185,7 @@ def violations(final_state: str) -> int:
     """How many violations of safety an environment recorded in its final state: ``violations`` is a number, a list of
     them, or a mapping from each kind to its number."""
     state = json.loads(final_state)
-    found = state.get("violations", 0) if isinstance(state, dict) else 0
-    if isinstance(found, Mapping):
-        return int(Counter(found).total())
-    return len(found) if isinstance(found, list) else int(found)
+    count_or_list = state.get("violations", 0) if isinstance(state, dict) else 0
+    if isinstance(count_or_list, Mapping):
+        return int(Counter(count_or_list).total())
+    return len(count_or_list) if isinstance(count_or_list, list) else int(count_or_list)

@@ -105,7 +105,7 @@ class EnvironmentReward(Verifier):
 
 def check_names(rewards: list[Reward]) -> list[Reward]:
     """Raises ValueError if two components have one name."""
-    names = [one.component for one in rewards]
+    names = [reward.component for reward in rewards]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two components are called {doubled[0]!r}; give one another name")
     return rewards
@@ -114,12 +114,12 @@ def check_names(rewards: list[Reward]) -> list[Reward]:
 def check_shares(rewards: Sequence[Reward], environment: float = 1.0) -> None:
     """Raises ValueError if the outcome (what the environment gives, with the weight ``environment``, and verifiers)
     carries less than half of the reward."""
-    others = [one for one in rewards if not one.is_outcome]
-    outcome = environment + sum(abs(one.weight) for one in rewards if one.is_outcome)
-    rest = sum(abs(one.weight) for one in others)
+    others = [reward for reward in rewards if not reward.is_outcome]
+    outcome = environment + sum(abs(reward.weight) for reward in rewards if reward.is_outcome)
+    rest = sum(abs(reward.weight) for reward in others)
     if rest <= outcome * (1 + 1e-9) and outcome > 0:
         return
-    named = ", ".join(f"{one.component} {abs(one.weight):g}" for one in others) or "no component"
+    named = ", ".join(f"{reward.component} {abs(reward.weight):g}" for reward in others) or "no component"
     raise ValueError(
         f"the outcome has weight {outcome:g} and the rest {rest:g} ({named}): the outcome carries at least half, or a "
         f"policy learns to please the rest; "
@@ -142,29 +142,29 @@ async def graded(group: Sequence[Trajectory], task: Task, rewards: Sequence[Rewa
     Raises ValueError that names the component if a value is no finite number, or lies outside [-1, 1] although the
     component is no outcome.
     """
-    by_reward = await asyncio.gather(*(one.grades(group, task) for one in rewards))
-    found = []
-    for place, rollout in enumerate(group):
+    by_reward = await asyncio.gather(*(reward.grades(group, task) for reward in rewards))
+    results = []
+    for index, rollout in enumerate(group):
         components, reasons = list[RewardComponent](), list[str]()
-        for one, grades in zip(rewards, by_reward, strict=True):
-            grade = grades[place]
+        for reward, grades in zip(rewards, by_reward, strict=True):
+            grade = grades[index]
             if grade.value is None:
-                reasons.append(f"{one.component}: {grade.why or 'no value'}")
+                reasons.append(f"{reward.component}: {grade.why or 'no value'}")
                 continue
-            _check_value(one, grade.value, rollout)
-            components.append(RewardComponent(name=one.component, value=grade.value, weight=one.weight))
+            _check_value(reward, grade.value, rollout)
+            components.append(RewardComponent(name=reward.component, value=grade.value, weight=reward.weight))
             for detail, value in grade.details.items():
-                components.append(RewardComponent(name=f"{one.component}.{detail}", value=float(value), weight=0.0))
-        total = sum(one.value * one.weight for one in components)
-        found.append(Scored(None if reasons else total, components, "; ".join(reasons)))
-    return found
+                components.append(RewardComponent(name=f"{reward.component}.{detail}", value=float(value), weight=0.0))
+        total = sum(component.value * component.weight for component in components)
+        results.append(Scored(None if reasons else total, components, "; ".join(reasons)))
+    return results
 
 
-def _check_value(one: Reward, value: float, rollout: Trajectory) -> None:
-    name = f"reward {one.component} of {rollout.trajectory_id}"
+def _check_value(reward: Reward, value: float, rollout: Trajectory) -> None:
+    name = f"reward {reward.component} of {rollout.trajectory_id}"
     if not math.isfinite(value):
         raise ValueError(f"{name} is {value}; give a finite number")
-    if not one.is_outcome and abs(value) > 1 + 1e-9:
+    if not reward.is_outcome and abs(value) > 1 + 1e-9:
         raise ValueError(f"{name} is {value:g}; values lie in [-1, 1], and the weight says how much they count")
 
 
@@ -181,10 +181,10 @@ async def with_rewards(group: Sequence[Trajectory], task: Task, rewards: Sequenc
     """
     scored = [row for row in group if row.reward is not None]
     given = {component.name for row in scored for component in row.reward_components}
-    if doubled := sorted(given & {one.component for one in rewards}):
+    if doubled := sorted(given & {reward.component for reward in rewards}):
         raise ValueError(f"environment {task.env} has a component {doubled[0]!r} already; set its name")
-    found = dict(zip((id(row) for row in scored), await graded(scored, task, rewards), strict=True)) if scored else {}
-    return [_added(row, found[id(row)]) if id(row) in found else row for row in group]
+    by_id = dict(zip((id(row) for row in scored), await graded(scored, task, rewards), strict=True)) if scored else {}
+    return [_added(row, by_id[id(row)]) if id(row) in by_id else row for row in group]
 
 
 def _added(row: Trajectory, more: Scored) -> Trajectory:

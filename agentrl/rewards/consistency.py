@@ -28,8 +28,8 @@ class SelfConsistency(Reward):
         return [Grade(value) for value in self._values(group)]
 
     def _values(self, group: Sequence[Trajectory]) -> list[float]:
-        said = [final_answer(rollout, self.declared) for rollout in group]
-        answers = [None if one is None else normalized(one) for one in said]
+        finals = [final_answer(rollout, self.declared) for rollout in group]
+        answers = [None if final is None else normalized(final) for final in finals]
         votes = Counter(answer for answer in answers if answer)
         if self.of == "share":
             return [votes[answer] / len(group) if answer else 0.0 for answer in answers]

@@ -49,7 +49,7 @@ class LinearLength(_OfGroup):
         if least == most:
             return [0.0] * len(group)
         linear = [0.5 - (length - least) / (most - least) for length in lengths]
-        return [one if rollout.success else min(0.0, one) for one, rollout in zip(linear, group, strict=True)]
+        return [value if rollout.success else min(0.0, value) for value, rollout in zip(linear, group, strict=True)]
 
 
 class SigmoidLength(_OfGroup):

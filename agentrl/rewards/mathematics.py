@@ -71,25 +71,25 @@ class _Checker:
                 connection.send_bytes(pickle.dumps((answer, truth)))
                 if not connection.poll(timeout_s):
                     raise TimeoutError(f"{answer[:80]!r} was not compared within {timeout_s:g} s")
-                said = pickle.loads(connection.recv_bytes())
+                verdict = pickle.loads(connection.recv_bytes())
             except (TimeoutError, EOFError, OSError) as error:
                 self._kill()
                 raise TimeoutError(str(error) or "the process that compares ran out of memory") from None
-        if isinstance(said, str):
-            raise ValueError(said)
-        return bool(said)
+        if isinstance(verdict, str):
+            raise ValueError(verdict)
+        return bool(verdict)
 
     def _started(self) -> Connection:
         if self._process is None or self._owner != os.getpid():  # another process's after a fork
-            self._connection, theirs = Pipe()
+            self._connection, child_end = Pipe()
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "agentrl.rewards.mathematics_process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", "agentrl.rewards.mathematics_process", str(child_end.fileno())],
+                pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
             self._owner = os.getpid()
-            theirs.close()
+            child_end.close()
             atexit.register(self._kill)
             if not self._connection.poll(START_S):
                 self._kill()

@@ -20,9 +20,9 @@ def serve(connection: Connection) -> None:
         answer, truth = pickle.loads(connection.recv_bytes())
         # The parent keeps the time.
         gold = parse(_marked(truth), parsing_timeout=None) or parse(truth, parsing_timeout=None)
-        said = parse(answer, parsing_timeout=None)
-        found: bool | str = verify(gold, said, timeout_seconds=None) if gold else f"{truth!r} is no mathematics"
-        connection.send_bytes(pickle.dumps(found))
+        parsed = parse(answer, parsing_timeout=None)
+        verdict: bool | str = verify(gold, parsed, timeout_seconds=None) if gold else f"{truth!r} is no mathematics"
+        connection.send_bytes(pickle.dumps(verdict))
 
 
 def _marked(truth: str) -> str:

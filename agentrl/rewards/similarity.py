@@ -7,20 +7,20 @@ import numpy as np
 from agentrl.rewards.answers import normalized
 
 
-def rouge_l(said: str, right: str) -> float:
+def rouge_l(answer: str, right: str) -> float:
     """The harmonic mean of precision and recall of the longest common subsequence of normalised words (ROUGE-L: Lin
     2004, section 3.2, with beta 1)."""
-    one, other = normalized(said).split(), normalized(right).split()
-    if not one or not other:
-        return float(one == other)
+    words, other = normalized(answer).split(), normalized(right).split()
+    if not words or not other:
+        return float(words == other)
     longest = [0] * (len(other) + 1)
-    for word in one:
+    for word in words:
         before = 0
-        for place, theirs in enumerate(other, 1):
-            kept = longest[place]
-            longest[place] = before + 1 if word == theirs else max(longest[place], longest[place - 1])
+        for index, other_word in enumerate(other, 1):
+            kept = longest[index]
+            longest[index] = before + 1 if word == other_word else max(longest[index], longest[index - 1])
             before = kept
-    return 2 * longest[-1] / (len(one) + len(other))
+    return 2 * longest[-1] / (len(words) + len(other))
 
 
 class Embedding:
@@ -34,12 +34,12 @@ class Embedding:
         self.name = model
         self._model: Any = None
 
-    def __call__(self, said: str, right: str) -> float:
+    def __call__(self, answer: str, right: str) -> float:
         if self._model is None:
             self._model = _loaded(self.name)
-        one, other = np.asarray(self._model.encode([said, right]), dtype=np.float64)
-        length = np.linalg.norm(one) * np.linalg.norm(other)
-        return max(0.0, float(one @ other / length)) if length else float(said == right)
+        first, other = np.asarray(self._model.encode([answer, right]), dtype=np.float64)
+        length = np.linalg.norm(first) * np.linalg.norm(other)
+        return max(0.0, float(first @ other / length)) if length else float(answer == right)
 
 
 def _loaded(name: str) -> Any:

@@ -88,8 +88,8 @@ _MISSING = object()
 
 def found_at(value: Any, key: str) -> Any:
     """What stands at ``a.b.c`` in nested mappings; None if nothing does."""
-    found = _at(value, tuple(key.split("."))) if key else value
-    return None if found is _MISSING else found
+    fact = _at(value, tuple(key.split("."))) if key else value
+    return None if fact is _MISSING else fact
 
 
 def _at(value: Any, key: tuple[str, ...]) -> Any:
@@ -102,5 +102,5 @@ def _at(value: Any, key: tuple[str, ...]) -> Any:
 
 def _facts(value: Any, key: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
     if isinstance(value, Mapping):
-        return [fact for name, one in value.items() for fact in _facts(one, (*key, name))]
+        return [fact for name, inner in value.items() for fact in _facts(inner, (*key, name))]
     return [(key, value)] if key else []

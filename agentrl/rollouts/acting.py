@@ -65,10 +65,12 @@ class Act:
         codec, sampling = self.codec, self.sampling
         ends = time.monotonic() + time_limit
         for part in count():
-            said = len(session.ids) - start
+            sampled = len(session.ids) - start
             turn = await engine.turn(
                 session,
-                sampling.model_copy(update={"max_turn_tokens": sampling.max_turn_tokens - said}) if said else sampling,
+                sampling.model_copy(update={"max_turn_tokens": sampling.max_turn_tokens - sampled})
+                if sampled
+                else sampling,
                 stop=codec.stop_ids if codec else [],
                 seed=seed(part),
                 deadline=deadline,
@@ -85,8 +87,8 @@ class Act:
 
     def said(self, session: Session, turn: Turn, start: int) -> tuple[Message | None, str]:
         """The message of a turn that begins at ``start`` of a session, and if it is malformed, why."""
-        said = session.ids[start:]
-        if self.codec is None or not said:
+        ids = session.ids[start:]
+        if self.codec is None or not ids:
             return turn.message, ""
-        parsed = self.codec.parse(said, session.ids[:start], session.tools)
+        parsed = self.codec.parse(ids, session.ids[:start], session.tools)
         return parsed.message, parsed.error or ""

@@ -30,11 +30,11 @@ class Prefix:
 
     def plain(self, task: Task, hint: str) -> list[Message]:
         """The messages, with the opening as it was without a ``hint``."""
-        said = list(self.messages)
+        messages = list(self.messages)
         if not hint:
-            return said
-        number = next((n for n, one in enumerate(said) if one.role is Role.ASSISTANT), len(said))
-        return [*without_hint(said[:number], task, hint), *said[number:]]
+            return messages
+        number = next((n for n, message in enumerate(messages) if message.role is Role.ASSISTANT), len(messages))
+        return [*without_hint(messages[:number], task, hint), *messages[number:]]
 
     @property
     def format_errors(self) -> int:
@@ -69,9 +69,9 @@ def tickets(
 ) -> dict[str, Attempt]:
     """``samples`` attempts at each task, by the ids that ``name`` gives to their numbers, which begin at ``first`` and
     leave room for ``extra`` more of each task. A task's group has the id of its first attempt."""
-    found = {}
-    for place, task in enumerate(tasks):
-        start = first + place * (samples + extra)
+    attempts = {}
+    for number, task in enumerate(tasks):
+        start = first + number * (samples + extra)
         for index in range(samples):
-            found[name(start + index)] = Attempt(task, index, hint, name(start))
-    return found
+            attempts[name(start + index)] = Attempt(task, index, hint, name(start))
+    return attempts

@@ -96,7 +96,7 @@ def window(
         if len(head_ids) + len(ids) - start > compress.limit:
             continue
         shift = len(head_ids) - start
-        again = [moved(one, shift).model_copy(update={"reward": None}) for step in tail for one in step]
+        again = [moved(message, shift).model_copy(update={"reward": None}) for step in tail for message in step]
         return Window([*spanned(head, 0, len(head_ids)), *again], [*head_ids, *ids[start:]], dropped)
     return None
 
@@ -108,13 +108,13 @@ def opening_after(
     text = "\n".join(line for step in left_out for line in lines_of(step)) if by == "schema" else summary
     if not text:
         return list(opening)
-    told = opening[-1].model_copy(update={"content": f"{opening[-1].content}\n\nSo far:\n{text}"})
-    return [*opening[:-1], told]
+    opener = opening[-1].model_copy(update={"content": f"{opening[-1].content}\n\nSo far:\n{text}"})
+    return [*opening[:-1], opener]
 
 
 def lines_of(step: Sequence[Message]) -> list[str]:
     """A line for each call of a step, with the beginning of its answer."""
-    answers = {one.tool_call_id: one.content for one in step[1:] if one.role is Role.TOOL}
+    answers = {answer.tool_call_id: answer.content for answer in step[1:] if answer.role is Role.TOOL}
     return [f"{call.name} {call.arguments} -> {_short(answers.get(call.id, ''))}" for call in step[0].tool_calls]
 
 
@@ -125,8 +125,8 @@ def _short(text: str) -> str:
 
 def _summary(steps: Sequence[Exchange]) -> str:
     """What stands for a policy's own summary in a row that no policy of this kind sampled: the last answers."""
-    answers = [one.content for step in steps for one in step.messages if one.role is Role.TOOL]
-    return ", ".join(_short(one) for one in answers[-SUMMED_UP:])
+    answers = [message.content for step in steps for message in step.messages if message.role is Role.TOOL]
+    return ", ".join(_short(answer) for answer in answers[-SUMMED_UP:])
 
 
 def segments(
@@ -139,9 +139,9 @@ def segments(
     """
     steps, made, done = steps_of(row), list[Trajectory](), 0
     while done < len(steps):
-        one = _segment(row, steps, done, codec, tokenizer, limit, keep_last, by, ask)
-        made.append(one.model_copy(update={"segment": len(made)}))
-        done += one.n_steps
+        segment = _segment(row, steps, done, codec, tokenizer, limit, keep_last, by, ask)
+        made.append(segment.model_copy(update={"segment": len(made)}))
+        done += segment.n_steps
     if made:
         made[-1] = made[-1].model_copy(update={"n_tool_errors": row.n_tool_errors})
     return made
@@ -160,14 +160,14 @@ def _segment(
 ) -> Trajectory:
     """The longest segment that begins with the step ``done`` and fits."""
     for kept in range(min(keep_last, done), -1, -1):
-        found = None
+        longest = None
         for end in range(done + 1, len(steps) + 1):
-            one = _encoded(row, steps, done - kept, done, end, codec, tokenizer, by, ask)
-            if one.n_tokens > limit:
+            candidate = _encoded(row, steps, done - kept, done, end, codec, tokenizer, by, ask)
+            if candidate.n_tokens > limit:
                 break
-            found = one
-        if found is not None:
-            return found
+            longest = candidate
+        if longest is not None:
+            return longest
     raise StepTooLongError(
         f"step {done + 1} of {row.trajectory_id} does not fit {limit} tokens after the prompt; raise limit, or leave "
         "the row out"
@@ -194,11 +194,11 @@ def _encoded(
     if sums_up:
         asked = Message(role=Role.USER, name=SUMMARY, content=ask)
         shown += [asked, Message(role=Role.ASSISTANT, content=_summary(steps[:end]))]
-    bare = [one.model_copy(update={"token_start": None, "token_end": None}) for one in [*opening, *shown]]
+    bare = [message.model_copy(update={"token_start": None, "token_end": None}) for message in [*opening, *shown]]
     cleared = {"messages": bare, "input_ids": [], "action_mask": [], "logprobs": [], "spans": []}
     made = tokenize(row.model_copy(update=cleared), codec, tokenizer)
     mask = [False] * len(made.input_ids)
-    turns = [one for one in made.messages if one.role is Role.ASSISTANT]
+    turns = [message for message in made.messages if message.role is Role.ASSISTANT]
     trained = [*steps[done:end], *steps[end - 1 : end] * sums_up]
     for step, turn in zip(trained, turns[done - first :], strict=True):
         if step.trained and turn.token_start is not None and turn.token_end is not None:

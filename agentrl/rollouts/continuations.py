@@ -54,7 +54,7 @@ def node(row: Trajectory, turn: int, task: Task, hint: str = "") -> ForkPoint:
             f"{row.trajectory_id} does not say where its turns lie in its tokens, so it cannot be continued; "
             "continue rows that this engine sampled, or text, which is tokenised"
         )
-    number = next(place for place, message in enumerate(row.messages) if message is turns[turn])
+    number = next(index for index, message in enumerate(row.messages) if message is turns[turn])
     ids = row.input_ids[:start]
     return ForkPoint(node_name(task.task_id, ids), task, Prefix(row.trajectory_id, row.messages[:number], ids), hint)
 
@@ -65,8 +65,10 @@ def attempts(
     """``samples`` attempts at each node, by the ids that ``name`` gives to their numbers, which begin at ``first``.
     ``index`` is the number of the first one in the group of its node."""
     return {
-        name(first + place * samples + sample): Attempt(one.task, index + sample, one.hint, one.name, one.prefix)
-        for place, one in enumerate(nodes)
+        name(first + number * samples + sample): Attempt(
+            point.task, index + sample, point.hint, point.name, point.prefix
+        )
+        for number, point in enumerate(nodes)
         for sample in range(samples)
     }
 

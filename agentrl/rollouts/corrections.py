@@ -57,10 +57,10 @@ async def labelled(
     """
     if not turns:
         return []
-    said: list[Message] = []
+    advised: list[Message] = []
 
     def ask(episode: Episode) -> None:
-        said.append(adviser(environment, episode).advise())
+        advised.append(adviser(environment, episode).advise())
 
     last = node(row, max(turns), task)
     episode = await rebuild(environment, task, last.prefix.messages, ask)
@@ -68,13 +68,13 @@ async def labelled(
         ask(episode)
     finally:
         await episode.close()
-    found = []
+    corrected = []
     for turn, name in zip(turns, names, strict=True):
         start = node(row, turn, task)
         line = _Line(start, codec, row.tools)
-        line.say(said[sum(message.role is Role.ASSISTANT for message in start.prefix.messages)])
-        found.append(_corrected(name, start, line, row, environment, Termination.CANCELLED, None))
-    return found
+        line.say(advised[sum(message.role is Role.ASSISTANT for message in start.prefix.messages)])
+        corrected.append(_corrected(name, start, line, row, environment, Termination.CANCELLED, None))
+    return corrected
 
 
 async def switched(

@@ -34,9 +34,9 @@ def optimal_steps(environment: Environment, task: Task) -> int | None:
     """Assistant messages that a task takes: what its metadata says in ``optimal_steps``, or else what the scripted
     expert takes without an error; None if the expert fails. Raises NoExpertError if there is neither."""
     given = json.loads(task.metadata)
-    said = given.get("optimal_steps") if isinstance(given, dict) else None
-    if isinstance(said, int) and said > 0:
-        return said
+    steps = given.get("optimal_steps") if isinstance(given, dict) else None
+    if isinstance(steps, int) and steps > 0:
+        return steps
     row = demonstrate(environment, task, 0.0, 0, "expert")
     return row.n_steps if row.success else None
 
@@ -60,7 +60,7 @@ async def _demonstrated(
         await host.close()
         if iscoroutinefunction(close := getattr(environment, "close", None)):
             await close()
-    said = played.messages
+    messages = played.messages
     opening = with_hint(list(episode.opening), task, hint) if hint else list(episode.opening)
     return Trajectory(
         trajectory_id=trajectory_id,
@@ -80,10 +80,10 @@ async def _demonstrated(
         success=score.success if score else None,
         termination=played.termination,
         reward_components=list(score.components) if score else [],
-        n_steps=sum(message.role is Role.ASSISTANT for message in said),
-        n_tool_calls=sum(len(message.tool_calls) for message in said),
+        n_steps=sum(message.role is Role.ASSISTANT for message in messages),
+        n_tool_calls=sum(len(message.tool_calls) for message in messages),
         n_tool_errors=played.info["tool_errors"],
-        messages=opening + said,
+        messages=opening + messages,
         tools=episode.tools,
         final_state=json.dumps(score.state if score else None),
     )

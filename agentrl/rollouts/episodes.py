@@ -85,7 +85,7 @@ class EpisodeRun:
     def segments(self) -> list[Segment]:
         """All segments; there is one unless the context was compressed."""
         counts = (self._turns(), self.tool_calls, self.info["tool_errors"])
-        before = [(one.steps, one.tool_calls, one.tool_errors) for one in self.earlier]
+        before = [(segment.steps, segment.tool_calls, segment.tool_errors) for segment in self.earlier]
         return [*self.earlier, Segment(self.session, *(now - sum(past) for now, *past in zip(counts, *before)))]  # noqa: B905
 
     async def run(self) -> None:
@@ -115,9 +115,9 @@ class EpisodeRun:
         self.session.observe(prefix.ids)
         self.messages.extend(prefix.messages)
         self.steps = prefix.turns
-        said = prefix.plain(task, self.attempt.hint)
+        messages = prefix.plain(task, self.attempt.hint)
         try:
-            return await self._of_environment(rebuild(self.environment, task, said), 1 + prefix.turns)
+            return await self._of_environment(rebuild(self.environment, task, messages), 1 + prefix.turns)
         except _EnvironmentError as failure:
             self.diverged = isinstance(failure.__cause__, DivergedError)
             raise
@@ -154,8 +154,8 @@ class EpisodeRun:
                 self.messages.extend(step.messages)
                 return
             start = self.messages[-1].token_start or 0
-            before, said = self.session.ids[:start], self.session.ids[start:]
-            ids = codec.observations(step.messages, before, said, self.session.tools) if codec else []
+            before, turn_ids = self.session.ids[:start], self.session.ids[start:]
+            ids = codec.observations(step.messages, before, turn_ids, self.session.tools) if codec else []
             compress = self.act.sampling.compress
             if compress and len(self.session.ids) + len(ids) > compress.limit:
                 if not await self._compressed(step.messages, ids, ends):
@@ -182,10 +182,10 @@ class EpisodeRun:
         shown = [*old.messages, *spanned(answers, len(old.ids), len(known))][len(self.opening) :]
         summary = ""
         if compress.by == "summary" and len(self.earlier) + 1 < compress.segments:
-            said = await self._summary(answers, compress.ask, ends)
-            if said is None:
+            text = await self._summary(answers, compress.ask, ends)
+            if text is None:
                 return False
-            summary = said
+            summary = text
         else:
             old.messages.extend(answers)
         go_on = window(
@@ -232,14 +232,14 @@ class EpisodeRun:
             self.replaced = (start, len(self.session.ids))
             return message
         if share and codec and Random(stream(self.seed, "advised", self.steps)).random() < share:
-            said: Message | None
+            taken: Message | None
             if self.act.teacher is not None:
-                said = await self._turn(ends, self.act.teacher)
+                taken = await self._turn(ends, self.act.teacher)
             else:
-                said = self._given(codec, adviser(self.environment, episode).advise())
-            if said is not None:
+                taken = self._given(codec, adviser(self.environment, episode).advise())
+            if taken is not None:
                 self.advised.append((start, len(self.session.ids)))
-            return said
+            return taken
         random = Random(stream(self.seed, "explore", self.steps)) if self.act.explore.tool else None
         if codec and random and (call := self.act.explore.call(episode, self.messages, random)):
             self.info["random_calls"] += 1
@@ -298,8 +298,8 @@ class EpisodeRun:
         again, ends = self.act.explore.resample, time.monotonic() + time_limit
         turn = await self._sampled(self.act.engine, self.session, start, time_limit, "turn")
         for number in range(again.tries if again else 0):
-            found = uncertainty(self.session.logprobs[start:])
-            if again is None or turn.stop == "cut" or not again.wants(found, self.uncertain):
+            doubt = uncertainty(self.session.logprobs[start:])
+            if again is None or turn.stop == "cut" or not again.wants(doubt, self.uncertain):
                 break
             self.info.update({RESAMPLED: 1, "resampled_tokens": len(self.session.ids) - start})
             self.session.forget(start)
@@ -310,11 +310,11 @@ class EpisodeRun:
 
     async def _taught(self, teacher: Engine, start: int, time_limit: float) -> Turn:
         """A teacher's turn, who reads what the policy read and said."""
-        with teacher.open(self.session.key, self.session.root) as theirs:
-            theirs.observe(self.session.ids)
-            theirs.messages, theirs.tools = list(self.messages), self.session.tools
-            turn = await self._sampled(teacher, theirs, start, time_limit, "taught")
-            self.session.act(replace(turn, ids=theirs.ids[start:], logprobs=theirs.logprobs[start:], spans=[]))
+        with teacher.open(self.session.key, self.session.root) as session:
+            session.observe(self.session.ids)
+            session.messages, session.tools = list(self.messages), self.session.tools
+            turn = await self._sampled(teacher, session, start, time_limit, "taught")
+            self.session.act(replace(turn, ids=session.ids[start:], logprobs=session.logprobs[start:], spans=[]))
         return turn
 
     async def _sampled(self, engine: Engine, session: Session, start: int, time_limit: float, purpose: str) -> Turn:

@@ -79,7 +79,7 @@ class Explore(BaseModel):
         """A random call in place of the policy's turn, if it is drawn and the episode has tools."""
         if random.random() >= self.tool:
             return None
-        return random_call(episode, random, " ".join(one.content for one in messages))
+        return random_call(episode, random, " ".join(message.content for message in messages))
 
 
 NO_EXPLORATION = Explore()

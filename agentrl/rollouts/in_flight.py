@@ -61,10 +61,10 @@ class Flow:
         counts: Counter[str],
         host: Host,
         made: OnRows | None = None,
-        told: OnRows | None = None,
+        on_told: OnRows | None = None,
     ) -> None:
         self._play, self._in_flight, self._rewards, self._counts, self._host = play, in_flight, rewards, counts, host
-        self._on_made, self._on_told = made, told
+        self._on_made, self._on_told = made, on_told
         self._pending: deque[NumberedAttempt] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._groups: dict[str, _Group] = {}
@@ -98,8 +98,8 @@ class Flow:
                 raise self._error
             self._changed.clear()
             await self._changed.wait()
-        found, self._whole = self._whole, []
-        return found
+        groups, self._whole = self._whole, []
+        return groups
 
     async def close(self) -> None:
         """Cancel what is under way."""
@@ -129,7 +129,7 @@ class Flow:
     async def _arrived(self, job: NumberedAttempt, rows: list[Trajectory]) -> None:
         group = self._groups[job.attempt.group_id]
         group.rows[job.number] = rows
-        alike = [number for number, one in group.jobs.items() if one.sampling is job.sampling]
+        alike = [number for number, other_job in group.jobs.items() if other_job.sampling is job.sampling]
         finished = [job.number]
         if self._rewards:
             if any(number not in group.rows for number in alike):
@@ -149,9 +149,9 @@ class Flow:
         episodes = [whole(group.rows[number]) for number in numbers]
         scored = await with_rewards(episodes, group.jobs[numbers[0]].attempt.task, self._rewards)
         lost = sum(
-            one.reward is None and before.reward is not None for one, before in zip(scored, episodes, strict=True)
+            row.reward is None and before.reward is not None for row, before in zip(scored, episodes, strict=True)
         )
         if lost:
             self._counts["ungraded"] += lost
-        for number, one in zip(numbers, scored, strict=True):
-            group.rows[number] = shared(group.rows[number], one)
+        for number, row in zip(numbers, scored, strict=True):
+            group.rows[number] = shared(group.rows[number], row)

@@ -14,11 +14,11 @@ LIMITS = (Termination.MAX_TOKENS, Termination.MAX_STEPS, Termination.MAX_CONTEXT
 
 def shares_of_ends(ends: Iterable[str]) -> dict[str, float]:
     """Shares of rollouts that were ``limited`` and of those with ``format_errors``; 0 without rollouts."""
-    found = Counter(ends)
-    total = max(1, found.total())
+    counts = Counter(ends)
+    total = max(1, counts.total())
     return {
-        "limited": sum(found[end] for end in LIMITS) / total,
-        "format_errors": found[Termination.FORMAT_ERROR] / total,
+        "limited": sum(counts[end] for end in LIMITS) / total,
+        "format_errors": counts[Termination.FORMAT_ERROR] / total,
     }
 
 
@@ -52,5 +52,5 @@ def latency_tags(usage: Usage | None) -> list[str]:
 
 def latency_of(tags: Iterable[str]) -> float | None:
     """Seconds that an endpoint took for a row with these tags; None if they do not say."""
-    said = (tag.removeprefix(f"{_LATENCY}:") for tag in tags if tag.startswith(f"{_LATENCY}:"))
-    return next(map(float, said), None)
+    seconds = (tag.removeprefix(f"{_LATENCY}:") for tag in tags if tag.startswith(f"{_LATENCY}:"))
+    return next(map(float, seconds), None)

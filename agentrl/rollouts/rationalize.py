@@ -39,8 +39,8 @@ def without_text(opening: list[Message], text: str) -> list[Message]:
 def shown_after(opening: list[Message], plain: Sequence[Message]) -> str | None:
     """The text that an opening has after the ``plain`` one of its task, "" if they are equal; None if it differs
     otherwise."""
-    *before, last = [(one.role, one.content) for one in opening]
-    *before_plain, plain_last = [(one.role, one.content) for one in plain]
+    *before, last = [(message.role, message.content) for message in opening]
+    *before_plain, plain_last = [(message.role, message.content) for message in plain]
     if before != before_plain or last[0] is not plain_last[0] or not last[1].startswith(plain_last[1]):
         return None
     return last[1].removeprefix(plain_last[1]).strip()

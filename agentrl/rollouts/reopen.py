@@ -50,11 +50,11 @@ def reopened(
     mask = [False] * len(ids) + row.action_mask[start:]
     return row.model_copy(
         update={
-            "messages": [*spanned(opening, 0, len(ids)), *(moved(one, shift) for one in row.messages[number:])],
+            "messages": [*spanned(opening, 0, len(ids)), *(moved(message, shift) for message in row.messages[number:])],
             "input_ids": ids + row.input_ids[start:],
             "action_mask": mask,
             "logprobs": [float("nan")] * len(mask),
-            "spans": [Span(version=one.version, start=one.start + shift, end=one.end + shift) for one in row.spans],
+            "spans": [Span(version=span.version, start=span.start + shift, end=span.end + shift) for span in row.spans],
             "n_tokens": len(mask),
             **of_row,
         }
@@ -62,8 +62,8 @@ def reopened(
 
 
 def _first_turn(row: Trajectory) -> int:
-    said = (number for number, message in enumerate(row.messages) if message.role is Role.ASSISTANT)
-    return next(said, len(row.messages))
+    indexes = (number for number, message in enumerate(row.messages) if message.role is Role.ASSISTANT)
+    return next(indexes, len(row.messages))
 
 
 def moved(message: Message, shift: int) -> Message:

@@ -99,8 +99,12 @@ class RolloutRunner:
         assert loop is not None
         try:
             given = self.environment.values() if isinstance(self.environment, Mapping) else [self.environment]
-            opened = [one for one in given if iscoroutinefunction(getattr(one, "close", None))]
-            engines = [one for one in (self.engine, self.teacher) if one is not None]
+            opened = [
+                thing_with_close
+                for thing_with_close in given
+                if iscoroutinefunction(getattr(thing_with_close, "close", None))
+            ]
+            engines = [engine for engine in (self.engine, self.teacher) if engine is not None]
             loop.wait(_ended([*engines, *opened]))
         finally:
             loop.close()
@@ -129,11 +133,11 @@ class RolloutRunner:
         attempts give the same trajectories."""
 
         async def collect() -> list[Trajectory]:
-            found: dict[str, list[Trajectory]] = {}
+            by_name: dict[str, list[Trajectory]] = {}
             async with aclosing(self.groups(attempts, seed, ids, source)) as groups:
                 async for group in groups:
-                    found.update((rows[0].episode_id, rows) for rows in by_episode(group))
-            return [row for name in ids for row in found[name]]
+                    by_name.update((rows[0].episode_id, rows) for rows in by_episode(group))
+            return [row for name in ids for row in by_name[name]]
 
         return self.wait(collect())
 
@@ -172,7 +176,7 @@ class RolloutRunner:
         """
         await self.renew()
         report = _Report(len(attempts), self.on_progress)
-        flow = self._flow(source, told=report)
+        flow = self._flow(source, on_told=report)
         refused: list[Trajectory] = []
         try:
             with rare_collections():
@@ -182,8 +186,8 @@ class RolloutRunner:
                         for number, (attempt, name) in enumerate(zip(attempts, ids, strict=True))
                     ]
                 )
-                while found := await flow.groups():
-                    for group in found:
+                while groups := await flow.groups():
+                    for group in groups:
                         refused += [row for row in firsts(group) if row.termination is Termination.INFRA_ERROR]
                         if len(refused) == len(attempts):
                             raise nothing_sampled(refused)
@@ -207,7 +211,7 @@ class RolloutRunner:
         finally:
             self.wait(flow.close())
 
-    def _flow(self, source: str, made: OnRows | None = None, told: OnRows | None = None) -> Flow:
+    def _flow(self, source: str, made: OnRows | None = None, on_told: OnRows | None = None) -> Flow:
         if self.sampling.compress and not self.engine.exact:
             raise ValueError(
                 "sampling.compress counts tokens, which this engine does not give; leave it out, or use an engine with "
@@ -225,7 +229,7 @@ class RolloutRunner:
                 own = others.setdefault(job.sampling, replace(act, sampling=job.sampling))
             return await self._episode(own, job, self._place(job.attempt, places, host), source)
 
-        return Flow(play, self.limits.in_flight, self.rewards, self.counts, host, made, told)
+        return Flow(play, self.limits.in_flight, self.rewards, self.counts, host, made, on_told)
 
     def _place(self, attempt: Attempt, places: dict[str, Environment], host: Host) -> Environment:
         name = attempt.task.env
@@ -250,11 +254,11 @@ class RolloutRunner:
         if run.diverged or run.error:
             wrong[DIVERGED if run.diverged else f"{run.termination}s"] = 1
         self.counts.update(wrong)
-        said = ": ".join([job.name, *run.error.strip().splitlines()[-1:]])
+        reason = ": ".join([job.name, *run.error.strip().splitlines()[-1:]])
         for name in wrong:
-            self.first.setdefault(name, said)
+            self.first.setdefault(name, reason)
         await self._check_replay(run)
-        rows = [self._trajectory(job.name, run, place, one, source) for place, one in enumerate(run.segments)]
+        rows = [self._trajectory(job.name, run, index, segment, source) for index, segment in enumerate(run.segments)]
         rows = rows if run.replaced is None else [held_back(row, *run.replaced) for row in rows]
         return rows if run.attempt.advised is None else [advised_alone(row, run.advised) for row in rows]
 
@@ -273,13 +277,13 @@ class RolloutRunner:
         again = await rebuild(environment, run.attempt.task, run.messages[:last])
         await again.close()
 
-    def _trajectory(self, name: str, run: EpisodeRun, place: int, one: Segment, source: str) -> Trajectory:
+    def _trajectory(self, name: str, run: EpisodeRun, index: int, segment: Segment, source: str) -> Trajectory:
         """The row of the episode's segment number ``place``."""
-        task, session, score, prefix = run.attempt.task, one.session, run.score, run.attempt.prefix
+        task, session, score, prefix = run.attempt.task, segment.session, run.score, run.attempt.prefix
         return Trajectory(
-            trajectory_id=name_of(name, place),
+            trajectory_id=name_of(name, index),
             episode_id=name,
-            segment=place,
+            segment=index,
             task_id=task.task_id,
             group_id=run.attempt.group_id,
             sample_index=run.attempt.index,
@@ -299,11 +303,11 @@ class RolloutRunner:
             termination=run.termination,
             reward_components=list(score.components) if score else [],
             tags=[*run.tags, *latency_tags(session.usage)],
-            n_steps=one.steps,
+            n_steps=segment.steps,
             n_tokens=len(session.ids),
             n_action_tokens=sum(session.mask),
-            n_tool_calls=one.tool_calls,
-            n_tool_errors=one.tool_errors,
+            n_tool_calls=segment.tool_calls,
+            n_tool_errors=segment.tool_errors,
             messages=session.messages,
             tools=session.tools,
             final_state=json.dumps(score.state if score else None),
@@ -323,8 +327,8 @@ async def _ended(opened: Sequence[Any]) -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    for one in opened:
-        await one.close()
+    for closable in opened:
+        await closable.close()
 
 
 def nothing_sampled(refused: Sequence[Trajectory]) -> EngineError:
@@ -342,7 +346,7 @@ class _Report:
     def __call__(self, rows: Sequence[Trajectory]) -> None:
         row = rows[0]
         self.done += 1
-        self.tokens += sum(one.n_action_tokens for one in rows)
+        self.tokens += sum(row.n_action_tokens for row in rows)
         self.scored += row.success is not None
         self.solved += bool(row.success)
         now = time.monotonic()

@@ -42,10 +42,10 @@ def firsts(rows: Iterable[Trajectory]) -> list[Trajectory]:
 
 def by_episode(rows: Iterable[Trajectory]) -> list[list[Trajectory]]:
     """The rows of each episode and agent, in the order of their segments; episodes in the order of their first rows."""
-    found: dict[tuple[str, str], list[Trajectory]] = {}
+    by_id: dict[tuple[str, str], list[Trajectory]] = {}
     for row in rows:
-        found.setdefault((row.episode_id or row.trajectory_id, row.agent), []).append(row)
-    return [sorted(each, key=lambda row: row.segment) for each in found.values()]
+        by_id.setdefault((row.episode_id or row.trajectory_id, row.agent), []).append(row)
+    return [sorted(each, key=lambda row: row.segment) for each in by_id.values()]
 
 
 def numbered(
@@ -65,11 +65,11 @@ def numbered(
     numbers: dict[Hashable, int] = {}
     if len(numbers.fromkeys(episodes)) == len(episodes):
         return np.arange(len(episodes))
-    found = np.zeros(len(episodes), np.int64)
+    numbers_of_rows = np.zeros(len(episodes), np.int64)
     first: list[int] = []
     group_of: dict[Hashable, str] = {}
     for row, (episode, group) in enumerate(zip(episodes, groups, strict=True)):
-        found[row] = number = numbers.setdefault((episode, group), len(numbers))
+        numbers_of_rows[row] = number = numbers.setdefault((episode, group), len(numbers))
         if number == len(first):
             first.append(row)
         if rewards[row] != rewards[first[number]]:
@@ -83,7 +83,7 @@ def numbered(
                 f"credit: joint, and rows of the episode {name(row)} are of several groups, {group_of[episode]!r} and "
                 f"{group!r}; give them one group_id"
             )
-    return found
+    return numbers_of_rows
 
 
 def whole(rows: Sequence[Trajectory]) -> Trajectory:
@@ -93,7 +93,7 @@ def whole(rows: Sequence[Trajectory]) -> Trajectory:
         return rows[0]
     counts = ("n_steps", "n_tokens", "n_action_tokens", "n_tool_calls", "n_tool_errors")
     bare = {"token_start": None, "token_end": None}
-    messages = [one.model_copy(update=bare) for row in rows for one in _own_messages(row)]
+    messages = [message.model_copy(update=bare) for row in rows for message in _own_messages(row)]
     return rows[0].model_copy(
         update={
             **{name: sum(getattr(row, name) for row in rows) for name in counts},
@@ -115,10 +115,16 @@ def shared(rows: Sequence[Trajectory], graded: Trajectory) -> list[Trajectory]:
 def _own_messages(row: Trajectory) -> list[Message]:
     """The messages of a segment: of later ones those from their first own turn on; none that ask for a summary or give
     one."""
-    asked = (number for number, one in enumerate(row.messages) if one.name == SUMMARY and one.role is Role.USER)
+    asked = (
+        number for number, message in enumerate(row.messages) if message.name == SUMMARY and message.role is Role.USER
+    )
     messages = row.messages[: next(asked, len(row.messages))]
     if row.segment == 0:
         return messages
     sampled = row.action_mask.index(True) if True in row.action_mask else row.n_tokens
-    own = (n for n, one in enumerate(messages) if one.role is Role.ASSISTANT and (one.token_start or 0) >= sampled)
+    own = (
+        n
+        for n, message in enumerate(messages)
+        if message.role is Role.ASSISTANT and (message.token_start or 0) >= sampled
+    )
     return messages[next(own, len(messages)) :]

@@ -38,7 +38,7 @@ class ReplayVerifier:
     def __init__(self, environments: Mapping[str, Any]) -> None:
         self._given, self._host = environments, Threads(1)
         self.environments: dict[str, Environment] = {
-            name: protocol(one, self._host) for name, one in environments.items()
+            name: protocol(environment, self._host) for name, environment in environments.items()
         }
         self.drops: Counter[str] = Counter()
         self.calls = 0
@@ -48,7 +48,7 @@ class ReplayVerifier:
         """What the episode says, or None if it fails, answers otherwise than the row's did, or is no success."""
         self.calls += sum(len(message.tool_calls) for message in row.messages)
         try:
-            one = await verified(self.environments[row.env], row, task)
+            result = await verified(self.environments[row.env], row, task)
         except DivergedError:
             self.drops["diverged"] += 1
             return None
@@ -56,13 +56,13 @@ class ReplayVerifier:
             self.drops["env_error"] += 1
             self.error = self.error or "".join(traceback.format_exception(error))[-_TRACEBACK_CHARS:]
             return None
-        self.drops["not_solved"] += one is None
-        return one
+        self.drops["not_solved"] += result is None
+        return result
 
     async def close(self) -> None:
         await self._host.close()
-        for one in self._given.values():
-            if iscoroutinefunction(close := getattr(one, "close", None)):
+        for environment in self._given.values():
+            if iscoroutinefunction(close := getattr(environment, "close", None)):
                 await close()
 
 

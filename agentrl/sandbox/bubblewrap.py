@@ -162,7 +162,7 @@ def _source(folder: Path, folders: Sequence[Path]) -> str:
     """Where a folder is found after :func:`_as_nobody`."""
     if os.geteuid() != 0 or not _closed(folder):
         return str(folder)
-    opened = [one for one in folders if _closed(one)]
+    opened = [folder for folder in folders if _closed(folder)]
     return "/sys" if len(opened) == 1 else f"/sys/{opened.index(folder)}"
 
 
@@ -206,9 +206,9 @@ def check() -> str:
         raise SandboxError(f"{error}; choose `sandbox: docker`, whose daemon has a filter of its own") from error
     tried = asyncio.run(Bubblewrap()._run(["/bin/true"], {}, ResourceLimits()))
     if tried.code:
-        said = tried.stderr.decode(errors="replace").strip() or f"exit code {tried.code}"
+        reason = tried.stderr.decode(errors="replace").strip() or f"exit code {tried.code}"
         raise SandboxError(
-            f"bubblewrap cannot make a sandbox here: {said}. It needs version 0.8 and user namespaces "
+            f"bubblewrap cannot make a sandbox here: {reason}. It needs version 0.8 and user namespaces "
             "(sysctl user.max_user_namespaces; kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; "
             "a container needs --privileged)"
         )

@@ -31,37 +31,37 @@ def places() -> tuple[Path, ...]:
         return ()
     own = {controller: path.lstrip("/") for _, names, path in lines for controller in names.split(",")}
     if {"memory", "pids"} <= set(own):
-        found = [ROOT / name / own[name] for name in ("memory", "pids", "cpu") if name in own]
-        found = [place for place in found if _usable(place)]
-        return tuple(found) if {"memory", "pids"} <= {_controller(place) for place in found} else ()
+        folders = [ROOT / name / own[name] for name in ("memory", "pids", "cpu") if name in own]
+        folders = [folder for folder in folders if _usable(folder)]
+        return tuple(folders) if {"memory", "pids"} <= {_controller(folder) for folder in folders} else ()
     here = ROOT / own.get("", "")
-    for place in (here, *here.parents):
-        if place == ROOT.parent:
+    for folder in (here, *here.parents):
+        if folder == ROOT.parent:
             break
         with suppress(OSError):
-            if {"memory", "pids"} <= set((place / "cgroup.subtree_control").read_text().split()) and _usable(place):
-                return (place,)
+            if {"memory", "pids"} <= set((folder / "cgroup.subtree_control").read_text().split()) and _usable(folder):
+                return (folder,)
     return ()
 
 
-def _controller(place: Path) -> str:
-    return place.relative_to(ROOT).parts[0]
+def _controller(folder: Path) -> str:
+    return folder.relative_to(ROOT).parts[0]
 
 
-def _usable(place: Path) -> bool:
-    probe = place / f"agentrl-{os.getpid()}-probe"
+def _usable(folder: Path) -> bool:
+    probe = folder / f"agentrl-{os.getpid()}-probe"
     try:
         probe.mkdir()
     except OSError:
         return False
     probe.rmdir()
-    _sweep(place)
+    _sweep(folder)
     return True
 
 
-def _sweep(place: Path) -> None:
+def _sweep(folder: Path) -> None:
     """Remove what killed processes left: empty groups, named by the process that made them."""
-    for left in place.glob("agentrl-*-*"):
+    for left in folder.glob("agentrl-*-*"):
         made_by = left.name.split("-")[1]
         if made_by.isdigit() and not psutil.pid_exists(int(made_by)):
             with suppress(OSError):
@@ -74,7 +74,7 @@ class Cgroup:
     def __init__(self, limits: ResourceLimits) -> None:
         self.limits = limits
         name = f"agentrl-{os.getpid()}-{next(_NUMBER)}"
-        self.folders = [place / name for place in places()]
+        self.folders = [folder / name for folder in places()]
 
     @property
     def doors(self) -> list[str]:

@@ -74,16 +74,16 @@ class Docker(BaseModel):
         a call that is cancelled waits too."""
         making = asyncio.ensure_future(_docker(*self._argv(name, limits, command)))
         try:
-            code, said = await asyncio.shield(making)
+            code, output = await asyncio.shield(making)
         except asyncio.CancelledError:
             await making
             await _docker("rm", "--force", "--volumes", name)
             raise
         if code:
-            raise self._nothing(said)
+            raise self._nothing(output)
 
-    def _nothing(self, said: bytes) -> SandboxError:
-        words = said.decode(errors="replace").strip()
+    def _nothing(self, output: bytes) -> SandboxError:
+        words = output.decode(errors="replace").strip()
         return SandboxError(f"docker made no container of {self.image!r}: {words}")
 
     def _argv(self, name: str, limits: ResourceLimits, command: Sequence[str]) -> list[str]:
@@ -107,5 +107,5 @@ async def _docker(*arguments: str) -> tuple[int, bytes]:
     process = await asyncio.create_subprocess_exec(
         "docker", *arguments, stdin=quiet, stdout=quiet, stderr=pipe, start_new_session=True
     )
-    _, said = await process.communicate()
-    return process.returncode or 0, said
+    _, output = await process.communicate()
+    return process.returncode or 0, output

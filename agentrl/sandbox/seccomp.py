@@ -106,7 +106,7 @@ def program(machine: str | None = None) -> bytes:
     lines += [_line(_ANY_BIT, NAMESPACES, 0, 1), _line(_RETURN, _ERRNO | _EPERM), _line(_RETURN, _ALLOW)]
     lines += [_line(_EQUAL, SOCKET[column], 1, 0), _line(_EQUAL, SOCKETPAIR[column], 0, len(FAMILIES) + 2)]
     lines += [_line(_LOAD, _FIRST_ARGUMENT_AT)]
-    lines += [_line(_EQUAL, family, len(FAMILIES) - place, 0) for place, family in enumerate(FAMILIES)]
+    lines += [_line(_EQUAL, family, len(FAMILIES) - index, 0) for index, family in enumerate(FAMILIES)]
     lines += [_line(_RETURN, _ERRNO | _EAFNOSUPPORT), _line(_RETURN, _ALLOW)]
     return b"".join(lines)
 

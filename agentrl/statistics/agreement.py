@@ -10,7 +10,7 @@ def kappa(cells: Mapping[tuple[bool, bool], int]) -> float | None:
     if not total:
         return None
     agreed = (cells.get((True, True), 0) + cells.get((False, False), 0)) / total
-    first = sum(count for (one, _), count in cells.items() if one) / total
+    first = sum(count for (first_says, _), count in cells.items() if first_says) / total
     second = sum(count for (_, other), count in cells.items() if other) / total
     chance = first * second + (1 - first) * (1 - second)
     return None if chance == 1 else (agreed - chance) / (1 - chance)

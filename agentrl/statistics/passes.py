@@ -35,13 +35,13 @@ def pass_rates(counts: Sequence[tuple[int, int]]) -> dict[str, float]:
 def pass_intervals(counts: Sequence[tuple[int, int]]) -> dict[str, float]:
     """:func:`pass_rates`, and for each rate ``low of ...`` and ``high of ...``, its 95 % interval
     (:func:`agentrl.statistics.intervals.wilson_of_means`): k attempts are one draw."""
-    found: dict[str, float] = {}
+    intervals: dict[str, float] = {}
     for name, rate in pass_rates(counts).items():
         each = [pass_of(name, *count) for count in counts]
         draws = sum(attempts // k_of(name) for attempts, _ in counts)
         low, high = wilson_of_means(each, draws)
-        found |= {name: rate, f"low of {name}": low, f"high of {name}": high}
-    return found
+        intervals |= {name: rate, f"low of {name}": low, f"high of {name}": high}
+    return intervals
 
 
 def k_of(name: str) -> int:

@@ -43,7 +43,7 @@ class Backend(Protocol):
         """Within it, these parameters are whole, to be read."""
         ...
 
-    def collected(self, found: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    def collected(self, values: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         """What all ranks found, by number."""
         ...
 
@@ -96,8 +96,8 @@ class OneProcess:
     def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def collected(self, found: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        return found
+    def collected(self, values: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        return values
 
     def backward(self, loss: Tensor, last: bool) -> None:
         loss.backward()

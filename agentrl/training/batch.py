@@ -97,7 +97,7 @@ def collate(rows: TrainingRows, packing: bool = False, sequence: "SequenceGroup 
         logprobs=aligned("logprobs"),
         ref_logprobs=aligned("ref_logprobs"),
         label=torch.from_numpy(rows.scalars("label").astype(np.int64)),
-        packing=pack([one.tolist() for one in np.split(ids, offsets[1:-1])], sequence) if packing else None,
+        packing=pack([row_ids.tolist() for row_ids in np.split(ids, offsets[1:-1])], sequence) if packing else None,
         ce_weights=ce_weights,
         unit=_numbered(unit_starts(rows)),
     )
@@ -165,11 +165,11 @@ def check_rows(rows: TrainingRows, policy: "Policy", rank: int = 0, world: int =
         for problem, places in _problems(batch, size):
             names = batch.column("row_id").take(places).to_pylist() if len(places) else []
             problems.setdefault(problem, []).extend(names)
-    if found := {problem: ids for problem, ids in problems.items() if ids}:
+    if problems_found := {problem: ids for problem, ids in problems.items() if ids}:
         raise TrainingError(
             "; ".join(
                 f"{problem} in {', '.join(ids[:5])}{f' and {len(ids) - 5} more' if len(ids) > 5 else ''}"
-                for problem, ids in found.items()
+                for problem, ids in problems_found.items()
             )
         )
 
@@ -182,15 +182,15 @@ def check_lengths(rows: TrainingRows, policy: "Policy") -> None:
     longer = sum(int((length > context).sum()) for length in lengths) if context else 0
     if not longer:
         return
-    said = (
+    reason = (
         f"{longer} of {len(rows)} rows to train on are longer than the context of {context} tokens of the model "
         f"{policy.name}, the longest has {max(int(length.max()) for length in lengths)}: its rollouts end before they "
         "come that far; take a model with a longer context (size.context of the tiny one), or shorter rows "
         "(trajectories.segment)"
     )
     if longer == len(rows):
-        raise TrainingError(said)
-    warnings.warn(said, stacklevel=2)
+        raise TrainingError(reason)
+    warnings.warn(reason, stacklevel=2)
 
 
 def _problems(batch: "pa.RecordBatch", vocabulary: int) -> Iterator[tuple[str, np.ndarray]]:

@@ -38,17 +38,17 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
     """
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
         leftover.unlink(missing_ok=True)
-    for one, instead in ((path, "the checkpoint before it"), (_previous(path), "the start")):
-        if not one.exists():
+    for file, instead in ((path, "the checkpoint before it"), (_previous(path), "the start")):
+        if not file.exists():
             continue
         try:
-            return _read(one)
+            return _read(file)
         except (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            aside = one.with_name(f"{one.name}.damaged-{uuid.uuid4().hex[:8]}")
-            one.rename(aside)
+            aside = file.with_name(f"{file.name}.damaged-{uuid.uuid4().hex[:8]}")
+            file.rename(aside)
             reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             warnings.warn(
-                f"checkpoint {one} is damaged ({reason}) and was set aside as {aside.name}; training goes on from "
+                f"checkpoint {file} is damaged ({reason}) and was set aside as {aside.name}; training goes on from "
                 f"{instead}",
                 stacklevel=2,
             )

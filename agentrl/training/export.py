@@ -38,7 +38,7 @@ def export(policy: Policy, backend: Backend, folder: Path) -> None:
     for name, tensor in _whole(policy.model, backend):
         if writes:
             ready |= as_saved(policy.model, {name: tensor})
-            for file in [one for one, names in files.items() if all(name in ready for name in names)]:
+            for file in [file_name for file_name, names in files.items() if all(name in ready for name in names)]:
                 _write(folder / file, {name: ready.pop(name) for name in files.pop(file)})
     assert not ready or not writes
 
@@ -73,7 +73,14 @@ def _shapes(model: torch.nn.Module) -> Iterator[tuple[str, torch.Size]]:
 def _whole(model: torch.nn.Module, backend: Backend) -> Iterator[tuple[str, Tensor]]:
     """Each tensor of the model as it is saved, one after the other."""
     for name, parameter, adapted in _parameters(model):
-        needed = [parameter, *(one for one in adapted.parameters() if one is not parameter)] if adapted else [parameter]
+        needed = (
+            [
+                parameter,
+                *(other_parameter for other_parameter in adapted.parameters() if other_parameter is not parameter),
+            ]
+            if adapted
+            else [parameter]
+        )
         with backend.gathered(needed):
             value = parameter.data
             if adapted:
@@ -94,7 +101,7 @@ def _parameters(model: torch.nn.Module) -> Iterator[tuple[str, Any, Any]]:
         module = adapted.get(owner.removesuffix(".base_layer")) if owner.endswith(".base_layer") else None
         if module is not None:
             yield f"{owner.removesuffix('.base_layer')}.{last}", parameter, module if last == "weight" else None
-        elif not any(name.startswith(f"{one}.") for one in adapted):
+        elif not any(name.startswith(f"{name_adapted}.") for name_adapted in adapted):
             yield name, parameter, None
 
 

@@ -17,14 +17,14 @@ def clear_stale_locks(shared: bool = False, root: Path | None = None) -> list[st
     the same folders (``shared``), only if it is older than :data:`OLD_SECONDS`. ``root`` is where PyTorch builds
     extensions, unless it is given.
     """
-    said = []
+    notes = []
     for lock in _locks(root or _root()):
         if _is_open(lock):
             continue
         try:
             age = time.time() - lock.stat().st_mtime
             if shared and age < OLD_SECONDS:
-                said.append(
+                notes.append(
                     f"{lock} is {age:.0f} s old, and no process of this machine has it open: if no other machine "
                     "builds there, remove it, or DeepSpeed waits for it without end"
                 )
@@ -32,10 +32,10 @@ def clear_stale_locks(shared: bool = False, root: Path | None = None) -> list[st
             lock.unlink()
         except FileNotFoundError:  # its build ended meanwhile
             continue
-        said.append(
+        notes.append(
             f"removed {lock}, {age:.0f} s old: the build that made it was killed, and DeepSpeed would wait for it"
         )
-    return said
+    return notes
 
 
 def _root() -> Path:

@@ -32,11 +32,11 @@ POLL_S = 0.02
 TAIL = 40
 
 
-def command(processes: int, node: int, nodes: int, master: str, told: Path, module: str = TRAIN) -> list[str]:
+def command(processes: int, node: int, nodes: int, master: str, job_file: Path, module: str = TRAIN) -> list[str]:
     """The command that starts the ranks of machine ``node`` of ``nodes``, which run ``module``. The first rank listens
     at ``master``; the path of the job file will stand in the file ``told``."""
-    place = ["--ranks", str(processes), "--node", str(node), "--nodes", str(nodes), "--master", master]
-    return [sys.executable, "-m", module, *place, str(told)]
+    ranks = ["--ranks", str(processes), "--node", str(node), "--nodes", str(nodes), "--master", master]
+    return [sys.executable, "-m", module, *ranks, str(job_file)]
 
 
 class Ranks:

@@ -156,5 +156,9 @@ def token_logprobs(
     chosen, entropy = _head_logprobs(model, flat, input_ids[rows, places + 1])
     empty = torch.zeros(input_ids.shape, device=input_ids.device)
     index = (rows, places + 1)
-    found = empty.index_put(index, chosen), empty.index_put(index, entropy)
-    return (group.summed(found[0]), group.summed(found[1])) if group else found
+    logprobs_and_entropy = empty.index_put(index, chosen), empty.index_put(index, entropy)
+    return (
+        (group.summed(logprobs_and_entropy[0]), group.summed(logprobs_and_entropy[1]))
+        if group
+        else logprobs_and_entropy
+    )

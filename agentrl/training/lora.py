@@ -29,10 +29,10 @@ def add_lora(policy: Policy, config: LoRA, seed: int) -> None:
 def _linear_names(model: torch.nn.Module) -> list[str]:
     """Last parts of the names of all linear modules but the output head."""
     head = model.get_output_embeddings()  # type: ignore[operator]
-    found = {
+    names = {
         name.rsplit(".", 1)[-1] for name, m in model.named_modules() if type(m) is torch.nn.Linear and m is not head
     }
-    return sorted(found)
+    return sorted(names)
 
 
 def merge_lora(policy: Policy) -> None:

@@ -50,9 +50,11 @@ def parameter_groups(model: "torch.nn.Module", weight_decay: float) -> list[dict
     """The trained parameters as groups of an optimiser: matrices with ``weight_decay``; vectors, which are norms and
     biases, without."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = {one for one in trained if len(getattr(one, "ds_shape", one.shape)) >= 2}  # also if it is in parts
+    matrices = {
+        parameter for parameter in trained if len(getattr(parameter, "ds_shape", parameter.shape)) >= 2
+    }  # also if it is in parts
     groups = [
-        {"params": [one for one in trained if one in matrices], "weight_decay": weight_decay},
-        {"params": [one for one in trained if one not in matrices], "weight_decay": 0.0},
+        {"params": [parameter for parameter in trained if parameter in matrices], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in trained if parameter not in matrices], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

@@ -39,10 +39,10 @@ class Orders:
         while not answer.exists():
             self.alive()
             time.sleep(POLL_S)
-        found: dict[str, Any] = json.loads(answer.read_text())
+        reply: dict[str, Any] = json.loads(answer.read_text())
         for old in self.folder.glob(f"{number:06d}.*"):
             old.unlink()
-        return found
+        return reply
 
     def file(self, suffix: str) -> Path:
         """A file that goes with the next order, and is removed with it."""

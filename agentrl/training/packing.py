@@ -50,8 +50,10 @@ class Packing:
         """The last hidden states under ``backbone`` of the nodes that this process computes, [own nodes, width]."""
         own = self.sequence.own(self) if self.sequence else slice(None)
         ids, positions = self.input_ids[:, own], self.positions[:, own]
-        found: Tensor = backbone(input_ids=ids, position_ids=positions, packing=self, use_cache=False).last_hidden_state
-        return found[0]
+        hidden: Tensor = backbone(
+            input_ids=ids, position_ids=positions, packing=self, use_cache=False
+        ).last_hidden_state
+        return hidden[0]
 
 
 def pack(sequences: Sequence[Sequence[int]], group: "SequenceGroup | None" = None) -> Packing:

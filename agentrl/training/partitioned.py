@@ -81,10 +81,10 @@ def _tensors(folder: Path) -> Iterator[tuple[str, _Stored]]:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size))
-        for name, one in header.items():
-            if name != "__metadata__" and one["dtype"] in _TYPES:
-                start = 8 + size + one["data_offsets"][0]
-                yield name, _Stored(path, _TYPES[one["dtype"]], tuple(one["shape"]), start)
+        for name, entry in header.items():
+            if name != "__metadata__" and entry["dtype"] in _TYPES:
+                start = 8 + size + entry["data_offsets"][0]
+                yield name, _Stored(path, _TYPES[entry["dtype"]], tuple(entry["shape"]), start)
 
 
 def _parameters(model: torch.nn.Module) -> list[tuple[Any, list[str]]]:
@@ -98,11 +98,11 @@ def _parameters(model: torch.nn.Module) -> list[tuple[Any, list[str]]]:
 def _mismatch(shapes: torch.nn.Module, stored: dict[str, _Stored]) -> str:
     """What of a model's parameters is not in the files, or nothing."""
     for parameter, names in _parameters(shapes):
-        one = next((stored[name] for name in names if name in stored), None)
-        if one is None:
+        tensor = next((stored[name] for name in names if name in stored), None)
+        if tensor is None:
             return f"its files have no {names[0]}"
-        if one.shape != tuple(parameter.shape):
-            return f"{names[0]} is {list(one.shape)} in its files, not {list(parameter.shape)}"
+        if tensor.shape != tuple(parameter.shape):
+            return f"{names[0]} is {list(tensor.shape)} in its files, not {list(parameter.shape)}"
     return ""
 
 

@@ -82,14 +82,14 @@ def _problem(policy: Policy, sequence: "SequenceGroup | None") -> str:
             if packing and not can_pack(model):
                 continue
             try:
-                found: list[Tensor] = []
+                logprobs: list[Tensor] = []
                 for part in parts:
                     batch = collate(TrainingRows.of(part), packing, group).to(model.device)
                     with packed(model, packing):
-                        found += token_logprobs(model, batch.input_ids, batch.mask, batch.packing)[0].cpu()
+                        logprobs += token_logprobs(model, batch.input_ids, batch.mask, batch.packing)[0].cpu()
             except Exception as error:  # whatever a model that we do not know raises
                 return f"{name} fails with {type(error).__name__}: {str(error)[:120]}"
-            worst = max(gap(theirs, ours[: len(theirs)]) for theirs, ours in zip(expected, found, strict=True))
+            worst = max(gap(wanted, ours[: len(wanted)]) for wanted, ours in zip(expected, logprobs, strict=True))
             if worst > tolerance(expected, model.dtype):
                 return f"{name} differs from its logits by {worst:.2g} nats"
     return ""

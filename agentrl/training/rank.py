@@ -44,8 +44,8 @@ def begin(job: TrainingJob) -> None:
     from agentrl.training.ranks import join_ranks
 
     if os.environ.get("LOCAL_RANK") == "0":
-        for said in clear_stale_locks(shared=os.environ["WORLD_SIZE"] != os.environ["LOCAL_WORLD_SIZE"]):
-            tell(NOTE, said)
+        for note in clear_stale_locks(shared=os.environ["WORLD_SIZE"] != os.environ["LOCAL_WORLD_SIZE"]):
+            tell(NOTE, note)
     plain, ours = warnings.showwarning, str(PACKAGE_ROOT / "agentrl")
 
     def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:
@@ -134,10 +134,10 @@ def load_start(job: TrainingJob, folder: Path) -> "Policy":
 def _tell_dialect(policy: "Policy") -> None:
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("always")
-        said = {"dialect": policy.codec.dialect, "dialect_source": policy.codec.source}
+        facts = {"dialect": policy.codec.dialect, "dialect_source": policy.codec.source}
     for remark in remarks:
         tell(NOTE, str(remark.message))
-    tell(DIALECT, json.dumps(said))
+    tell(DIALECT, json.dumps(facts))
 
 
 def run_or_say(job: Path, run: Callable[[Path], None]) -> None:

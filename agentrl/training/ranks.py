@@ -83,9 +83,9 @@ class DeepSpeedRanks:
         gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(parameters))
         return gathered
 
-    def collected(self, found: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    def collected(self, values: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         parts: list[Any] = [None] * self.world
-        dist.all_gather_object(parts, found)
+        dist.all_gather_object(parts, values)
         return {number: values for part in parts for number, values in part.items()}
 
     def backward(self, loss: Tensor, last: bool) -> None:

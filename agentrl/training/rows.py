@@ -72,16 +72,16 @@ class TrainingRows:
             return TrainingRows([self.batches[0].take(pa.array(places))])
         owners = np.searchsorted(self._starts, places, side="right") - 1
         slices = [
-            self.batches[owner].slice(place - self._starts[owner], 1)
-            for owner, place in zip(owners.tolist(), places.tolist(), strict=True)
+            self.batches[owner].slice(index - self._starts[owner], 1)
+            for owner, index in zip(owners.tolist(), places.tolist(), strict=True)
         ]
         return TrainingRows(pa.Table.from_batches(slices, self.schema).combine_chunks().to_batches())
 
     def values(self, name: str, position: int) -> np.ndarray:
         """A column of lists of one row, [tokens]. That of a file is read in place."""
-        place = position if self._order is None else int(self._order[position])
-        owner = int(np.searchsorted(self._starts, place, side="right")) - 1
-        row = self.batches[owner].column(name)[place - int(self._starts[owner])]
+        index = position if self._order is None else int(self._order[position])
+        owner = int(np.searchsorted(self._starts, index, side="right")) - 1
+        row = self.batches[owner].column(name)[index - int(self._starts[owner])]
         values: np.ndarray = row.values.to_numpy(zero_copy_only=False)
         return values
 
@@ -112,12 +112,12 @@ def flat(lists: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
 def holds_true(starts: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Whether each part of ``values``, from a start up to its end, holds one that is true, [parts]. Parts lie one after
     another and may be empty."""
-    found = np.zeros(len(starts), dtype=bool)
+    holds = np.zeros(len(starts), dtype=bool)
     filled = np.flatnonzero(starts < ends)
     if len(filled):
         bounds = np.stack([starts[filled], ends[filled]], -1).ravel()
-        found[filled] = np.logical_or.reduceat(np.append(values, False), bounds)[::2]
-    return found
+        holds[filled] = np.logical_or.reduceat(np.append(values, False), bounds)[::2]
+    return holds
 
 
 def nested(offsets: np.ndarray, values: np.ndarray, name: str) -> pa.ListArray:
@@ -168,6 +168,6 @@ def step_table(iteration: int, steps: Sequence[tuple[int, TrainingRows]]) -> pa.
     table = pa.concat_tables([schema.empty_table(), *(rows.table() for _, rows in steps)])
     numbers = [number for number, rows in steps for _ in range(len(rows))]
     columns = {"iteration": [iteration] * len(numbers), "step": numbers}
-    for place, (name, values) in enumerate(columns.items()):
-        table = table.add_column(place, pa.field(name, pa.int32(), nullable=False), pa.array(values, pa.int32()))
+    for index, (name, values) in enumerate(columns.items()):
+        table = table.add_column(index, pa.field(name, pa.int32(), nullable=False), pa.array(values, pa.int32()))
     return table

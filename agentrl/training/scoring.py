@@ -39,7 +39,7 @@ class Passes:
         parts = list(micro_batches(rows, groups, self.micro_tokens))
         share, shares = self.backend.share, self.backend.shares
         lengths = np.diff(rows.lists("input_ids")[0])
-        found: dict[int, np.ndarray] = {}
+        by_index: dict[int, np.ndarray] = {}
         with packed(self.model, self.packed):
             for number in range(share, shares * math.ceil(len(parts) / shares), shares):
                 # all ranks must take part in every round: one without a part left computes one that does not count
@@ -47,10 +47,12 @@ class Passes:
                 batch = collate(rows.take(part), self.packed, self.backend.sequence).to(self.backend.device)
                 values = self.backend.run(partial(work, batch)).float().cpu().numpy()
                 if number < len(parts):
-                    for row, one in zip(part, values, strict=True):
-                        found[row] = one[: lengths[row]].copy()  # not a view, which would keep the padded batch
-        found = self.backend.collected(found)
-        return [found[row] for row in range(len(rows))]
+                    for row, row_values in zip(part, values, strict=True):
+                        by_index[row] = row_values[
+                            : lengths[row]
+                        ].copy()  # not a view, which would keep the padded batch
+        by_index = self.backend.collected(by_index)
+        return [by_index[row] for row in range(len(rows))]
 
 
 def batch_logprobs(

@@ -65,7 +65,7 @@ class Trainer:
         with self.policy.autocast():
             return token_logprobs(self.policy.model, batch.input_ids, batch.scored, batch.packing, self.plain)
 
-    def step(self, rows: TrainingRows, lr_scale: float = 1.0, place: int | None = None) -> Metrics:
+    def step(self, rows: TrainingRows, lr_scale: float = 1.0, index: int | None = None) -> Metrics:
         """One optimiser step over all ``rows``. Gradients accumulate over micro batches, which changes no result.
         ``place`` is that of the step in the schedule of the learning rate, if steps before it were left out.
 
@@ -73,7 +73,7 @@ class Trainer:
         finite. The policy is then unchanged, unless the backend says that it does not keep its weights.
         """
         metrics = self.gradients(rows)
-        lr = self.config.lr_at(self.done if place is None else place, self.total) * lr_scale
+        lr = self.config.lr_at(self.done if index is None else index, self.total) * lr_scale
         norm = self.backend.update(lr, self.config) if math.isfinite(metrics["loss"]) else math.nan
         if not math.isfinite(norm):
             self.backend.discard()
@@ -121,10 +121,10 @@ class Trainer:
         rounds = math.ceil(len(parts) / shares)
         positions = parts[first::shares]
         collated = partial(collate, packing=self.packs, sequence=self.backend.sequence)
-        mine = [collated(rows.take(part)) for part in positions]
+        batches = [collated(rows.take(part)) for part in positions]
         # All ranks must take part in every round: a rank without a micro batch left computes one that does not count.
-        spare = [] if len(mine) == rounds else [collated(rows.take(parts[0][:2]))]
-        sums = self._step_sums(mine, spare)
+        spare = [] if len(batches) == rounds else [collated(rows.take(parts[0][:2]))]
+        sums = self._step_sums(batches, spare)
         count, n_tokens = sums["count"], sums["tokens"]
         ce_tokens = sums.get("ce_tokens", 0.0)
         if (count <= 0 or n_tokens == 0) and not ce_tokens:
@@ -135,12 +135,12 @@ class Trainer:
             self.seen.clear()
         with packed(self.policy.model, self.packs):
             baseline = (
-                self._baseline(mine, spare) / len(rows)
+                self._baseline(batches, spare) / len(rows)
                 if self.objective.needs_baseline
                 else self.objective.over_step(sums)
             )
-            for place, batch in enumerate(self._on_device(mine + spare)):
-                share = float(place < len(mine))
+            for index, batch in enumerate(self._on_device(batches + spare)):
+                share = float(index < len(batches))
                 logprobs, entropy = self.forward(batch)
                 own, own_entropy = _of_mask(batch, logprobs, entropy)
                 total, parted = self.objective.loss(own, own_entropy, batch, baseline)
@@ -150,35 +150,35 @@ class Trainer:
                     loss = loss + ce
                     for name in ("loss", "ce_loss"):
                         totals[name] = totals.get(name, 0.0) + ce.item() * share
-                self.backend.backward(loss * share, last=place == rounds - 1)
+                self.backend.backward(loss * share, last=index == rounds - 1)
                 for name, value in {"loss": total.item(), **parted}.items():
                     per = per_token if self.objective.metrics_by_token and name != "loss" else count
                     totals[name] = totals.get(name, 0.0) + value / per * share
                 totals["entropy"] += own_entropy.detach().sum().item() / per_token * share
                 if self.seen and share:
-                    self.seen.add(positions[place], batch.mask, own, own_entropy)
+                    self.seen.add(positions[index], batch.mask, own, own_entropy)
         counted: Metrics = {name: sums[name] for name in ("tokens", "ce_tokens") if name in sums}
         return {**self.backend.total(totals), **counted}
 
-    def _step_sums(self, mine: Sequence[Batch], spare: Sequence[Batch]) -> Metrics:
+    def _step_sums(self, batches: Sequence[Batch], spare: Sequence[Batch]) -> Metrics:
         """``count``, trained ``tokens``, those of the second stream if there is one, and the objective's own sums over
         the whole step, on all ranks. Every rank names the same sums, also one that has nothing but a spare batch."""
         totals: Metrics = {}
-        for place, batch in enumerate([*mine, *spare]):
+        for index, batch in enumerate([*batches, *spare]):
             own = self.objective.step_sums(batch)
             if batch.ce_weights is not None:
                 own = {**own, "ce_tokens": float((batch.ce_weights != 0).sum())}
             for name, value in {"count": self.objective.count(batch), "tokens": float(batch.mask.sum()), **own}.items():
-                totals[name] = totals.get(name, 0.0) + value * (place < len(mine))
+                totals[name] = totals.get(name, 0.0) + value * (index < len(batches))
         return self.backend.total(totals)
 
     @torch.no_grad()
-    def _baseline(self, mine: Sequence[Batch], spare: Sequence[Batch]) -> float:
+    def _baseline(self, own: Sequence[Batch], spare: Sequence[Batch]) -> float:
         """Sum over the rows of the step of the objective's log-ratio of policy to reference."""
         total = 0.0
-        for place, batch in enumerate(self._on_device([*mine, *spare])):
+        for index, batch in enumerate(self._on_device([*own, *spare])):
             logprobs, _ = self.forward(batch)
-            if place < len(mine):
+            if index < len(own):
                 total += self.objective.logratio(logprobs, batch).sum().item()
         return self.backend.total({"baseline": total})["baseline"]
 
@@ -188,11 +188,11 @@ class Trainer:
         bounds of some ratios."""
         _without_noise(self.policy.model)
         passes = Passes(self.backend, self.policy.model, self.micro_tokens, self.packs)
-        found = passes.by_row(rows, units(rows), lambda batch: self._forward(batch)[0])
+        logprobs = passes.by_row(rows, units(rows), lambda batch: self._forward(batch)[0])
         table, offsets = rows.table(), rows.lists("input_ids")[0]
-        place = table.schema.get_field_index("logprobs")
-        column = nested(offsets, np.concatenate(found), "logprobs")
-        return TrainingRows.of_table(table.set_column(place, "logprobs", column))
+        index = table.schema.get_field_index("logprobs")
+        column = nested(offsets, np.concatenate(logprobs), "logprobs")
+        return TrainingRows.of_table(table.set_column(index, "logprobs", column))
 
     def _on_device(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         for batch in batches:
@@ -214,7 +214,10 @@ class Trainer:
 
 def _of_mask(batch: Batch, *values: Tensor) -> Iterator[Tensor]:
     """What the objective sees of values of tokens: 0 outside its own stream."""
-    return (one if batch.ce_weights is None else one.masked_fill(~batch.mask, 0.0) for one in values)
+    return (
+        values_of_mask if batch.ce_weights is None else values_of_mask.masked_fill(~batch.mask, 0.0)
+        for values_of_mask in values
+    )
 
 
 def _without_noise(model: torch.nn.Module) -> None:

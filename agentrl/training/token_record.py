@@ -30,13 +30,13 @@ class TokenRecord:
     def table(self, rows: int, backend: Backend) -> pa.Table:
         """``train_logprobs`` and ``entropy`` of a step of so many rows, in their order: a number for each trained
         token, as the policy was before the step. All ranks must ask for it."""
-        found = backend.collected(self._rows)
-        both = [found[row] for row in range(rows)]
-        offsets = pa.array(np.cumsum([0, *(one.shape[1] for one in both)]), pa.int32())
+        by_index = backend.collected(self._rows)
+        both = [by_index[row] for row in range(rows)]
+        offsets = pa.array(np.cumsum([0, *(values_of_row.shape[1] for values_of_row in both)]), pa.int32())
         values = np.concatenate(both, axis=1)
         return pa.table(
             {
-                name: pa.ListArray.from_arrays(offsets, pa.array(values[place]))
-                for place, name in enumerate(("train_logprobs", "entropy"))
+                name: pa.ListArray.from_arrays(offsets, pa.array(values[index]))
+                for index, name in enumerate(("train_logprobs", "entropy"))
             }
         )

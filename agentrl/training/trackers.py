@@ -23,8 +23,8 @@ def track(trackers: Sequence[Tracker], name: str, folder: Path) -> Iterator[Send
         senders = [_open(tracker, name, folder, stack) for tracker in trackers]
 
         def send(metrics: dict[str, float]) -> None:
-            for one in senders:
-                one(metrics)
+            for sender in senders:
+                sender(metrics)
 
         yield send
 

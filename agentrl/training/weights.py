@@ -31,11 +31,11 @@ def template_weights(ids: Sequence[int], mask: Sequence[bool], decode: Decode, t
         pieces = [decode([token]) for token in ids[start:end]]
         text = "".join(pieces)
         free = _differing(text)
-        place = 0
+        begin = 0
         for offset, piece in enumerate(pieces):
-            if piece and not any(free[place : place + len(piece)]):
+            if piece and not any(free[begin : begin + len(piece)]):
                 weights[start + offset] = template
-            place += len(piece)
+            begin += len(piece)
     return weights
 
 
@@ -57,9 +57,9 @@ def without_losses(weights: Sequence[float] | np.ndarray, steps: Sequence[StepVa
     """Weights of a row's tokens, [tokens], with 0 on the turns that lost value: those after which all of the interval
     of the value lies below the value before them."""
     kept = np.array(weights)
-    for one in steps:
-        if one.high < one.v:
-            kept[one.token_start : one.token_end] = 0.0
+    for step in steps:
+        if step.high < step.v:
+            kept[step.token_start : step.token_end] = 0.0
     return kept
 
 

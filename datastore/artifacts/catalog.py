@@ -61,16 +61,18 @@ class Catalog:
         data = self.place.read(key)
         if data is None:
             return None
-        found = _manifest(data)
-        if isinstance(found, str):
-            warnings.warn(f"{self.place.uri}/{key} is corrupt and counts as absent: {found}", stacklevel=2)
+        manifest = _manifest(data)
+        if isinstance(manifest, str):
+            warnings.warn(f"{self.place.uri}/{key} is corrupt and counts as absent: {manifest}", stacklevel=2)
             return None
-        return found
+        return manifest
 
     def manifests(self, stage: str) -> list[Manifest]:
         """All artifacts of one stage, newest first."""
-        found = (self.manifest(stage, name) for name in self.fingerprints(stage))
-        return sorted((one for one in found if one), key=lambda one: one.created_at, reverse=True)
+        manifests = (self.manifest(stage, name) for name in self.fingerprints(stage))
+        return sorted(
+            (manifest for manifest in manifests if manifest), key=lambda manifest: manifest.created_at, reverse=True
+        )
 
     def all(self) -> Iterator[Manifest]:
         """Every artifact of the store, stage by stage, newest first in each."""
@@ -88,7 +90,7 @@ class Catalog:
     def _folders(self, prefix: str) -> list[str]:
         folders, strays = self.place.children(prefix)
         self._say_strays(prefix, strays)
-        return [one for one in folders if _NAME.fullmatch(one)]
+        return [name for name in folders if _NAME.fullmatch(name)]
 
     def _say_strays(self, prefix: str, strays: list[str]) -> None:
         if strays:
@@ -156,8 +158,8 @@ class Catalog:
         """Throw away what :meth:`staging` gave, unless it is what the published manifest names."""
         if isinstance(self.place, LocalPlace):
             there = self.place.read(f"{self.folder(stage, fingerprint)}/manifest.json")
-            found = None if there is None else _manifest(there)
-            if isinstance(found, Manifest) and found.attempt == folder.name:
+            manifest = None if there is None else _manifest(there)
+            if isinstance(manifest, Manifest) and manifest.attempt == folder.name:
                 return
         shutil.rmtree(folder, ignore_errors=True)
         self._remove_if_empty(self.folder(stage, fingerprint))
@@ -189,7 +191,7 @@ class Catalog:
     def local(self, manifest: Manifest, path: str) -> Path:
         """Local path of a file or folder of an artifact; what lies on S3 is downloaded once per attempt and kept."""
         stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
-        key = "/".join(one for one in (self.folder(stage, fingerprint), manifest.attempt, path) if one).rstrip("/")
+        key = "/".join(part for part in (self.folder(stage, fingerprint), manifest.attempt, path) if part).rstrip("/")
         if isinstance(self.place, LocalPlace):
             target = self.place.root / key
             if not target.exists():
@@ -211,7 +213,7 @@ class Catalog:
         if isinstance(self.place, LocalPlace):
             return self.local(manifest, path)
         folder = self.folder(manifest.ingredients.stage, manifest.fingerprint)
-        return self.place.open("/".join(one for one in (folder, manifest.attempt, path) if one))
+        return self.place.open("/".join(part for part in (folder, manifest.attempt, path) if part))
 
     def remove(self, manifest: Manifest) -> None:
         """Remove an artifact: its manifest, then the files of the attempt that it names. Rows in the buffer stay."""
@@ -222,7 +224,7 @@ class Catalog:
             for complete in (self.place.working_folder() / key).glob(f"{COMPLETE}*"):
                 complete.unlink(missing_ok=True)
             shutil.rmtree(self.place.working_folder() / key, ignore_errors=True)
-        for part in [manifest.attempt] if manifest.attempt else [one.path for one in manifest.outputs.values()]:
+        for part in [manifest.attempt] if manifest.attempt else [output.path for output in manifest.outputs.values()]:
             self.place.delete(f"{key}/{part}")
         self._remove_if_empty(key)
 
@@ -258,8 +260,8 @@ class Catalog:
 
     def tags(self) -> dict[str, tuple[str, str]]:
         """Name -> (stage, fingerprint)."""
-        found = self._records("tags")
-        return {name: (tag["stage"], tag["fingerprint"]) for name, tag in found.items()}
+        tags = self._records("tags")
+        return {name: (tag["stage"], tag["fingerprint"]) for name, tag in tags.items()}
 
     # runs
 
@@ -282,32 +284,32 @@ class Catalog:
     def _records(self, folder: str) -> dict[str, dict[str, Any]]:
         """Name -> content of the records of a folder. What cannot be read, or is no record, is named in a warning."""
         folders, files = self.place.children(folder)
-        names = [one for one in files if one.endswith(".json")]
-        beside = [one for one in folders if f"{one}.json" not in names]  # a run has a folder beside its record
-        self._say_strays(folder, [*beside, *(one for one in files if one not in names)])
-        found = {one.removesuffix(".json"): self._record(f"{folder}/{one}") for one in names}
-        return {name: record for name, record in found.items() if record is not None}
+        names = [name for name in files if name.endswith(".json")]
+        beside = [folder for folder in folders if f"{folder}.json" not in names]  # a run has a folder beside its record
+        self._say_strays(folder, [*beside, *(name for name in files if name not in names)])
+        records = {name.removesuffix(".json"): self._record(f"{folder}/{name}") for name in names}
+        return {name: record for name, record in records.items() if record is not None}
 
     def _record(self, key: str) -> dict[str, Any] | None:
         data = self.place.read(key)
         if data is None:
             return None
-        found = _record(key, data)
-        if isinstance(found, str):
-            warnings.warn(f"{self.place.uri}/{key} is damaged and passed over: {found}", stacklevel=4)
+        record = _record(key, data)
+        if isinstance(record, str):
+            warnings.warn(f"{self.place.uri}/{key} is damaged and passed over: {record}", stacklevel=4)
             return None
-        return found
+        return record
 
     def damaged(self) -> list[str]:
         """Keys of run records and tags that cannot be read."""
-        found = []
+        damaged = []
         for folder in _RECORDS:
             for name in self.place.children(folder)[1]:
                 key = f"{folder}/{name}"
                 data = self.place.read(key) if name.endswith(".json") else None
                 if data is not None and isinstance(_record(key, data), str):
-                    found.append(key)
-        return found
+                    damaged.append(key)
+        return damaged
 
     def set_aside(self, key: str) -> str:
         """Move a damaged record to ``damaged/``, where it no longer counts, and return its new key."""
@@ -324,10 +326,10 @@ class Catalog:
 
 def _standing(data: bytes | None, instead_of: Manifest | None) -> Manifest | None:
     """The published manifest that may not be replaced, or None."""
-    found = None if data is None else _manifest(data)
-    if not isinstance(found, Manifest) or (instead_of and found.attempt == instead_of.attempt):
+    manifest = None if data is None else _manifest(data)
+    if not isinstance(manifest, Manifest) or (instead_of and manifest.attempt == instead_of.attempt):
         return None
-    return found
+    return manifest
 
 
 def _mark_of(manifest: Manifest, path: str) -> str:
@@ -346,11 +348,11 @@ def _manifest(data: bytes) -> Manifest | str:
 def _record(key: str, data: bytes) -> dict[str, Any] | str:
     """The record under a key, or why it is none."""
     try:
-        found: dict[str, Any] = json.loads(data)
-        _RECORDS[key.partition("/")[0]].model_validate(found)
+        record: dict[str, Any] = json.loads(data)
+        _RECORDS[key.partition("/")[0]].model_validate(record)
     except ValidationError as error:
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
     except (ValueError, RecursionError) as error:
         return str(error) if data.strip() else "it is empty"
-    return found
+    return record

@@ -39,8 +39,8 @@ class LiveLog:
     A log that cannot be written ends with a warning; it never ends the training.
     """
 
-    def __init__(self, place: LocalPlace | S3Place, run_id: str, stage: str, kept: Path) -> None:
-        self.place, self.key, self.kept = place, _key(run_id, stage), kept
+    def __init__(self, storage: LocalPlace | S3Place, run_id: str, stage: str, kept: Path) -> None:
+        self.place, self.key, self.kept = storage, _key(run_id, stage), kept
         self._last = -1
         self._file: IO[bytes] | None = None
         self._parts: _Parts | None = None
@@ -104,12 +104,12 @@ class _Parts:
     """Puts what is added to a file on S3, in a thread. What this run put before, from the same beginning, is replaced.
     A put that fails is tried again; the last failure is warned of at the end."""
 
-    def __init__(self, place: S3Place, key: str, path: Path) -> None:
-        self._place, self._key, self._path = place, key, path
+    def __init__(self, storage: S3Place, key: str, path: Path) -> None:
+        self._place, self._key, self._path = storage, key, path
         self._start = self._put = 0
         self._failed: Exception | None = None
         self._stop = threading.Event()
-        place.delete(key)
+        storage.delete(key)
         self._thread = threading.Thread(target=self._keep_up, daemon=True, name=f"live log {key}")
         self._thread.start()
 
@@ -149,36 +149,36 @@ class LiveLines(NamedTuple):
 
 
 def lines_after(
-    place: LocalPlace | S3Place, run_id: str, stage: str, cursor: int = 0, most: int = MOST
+    storage: LocalPlace | S3Place, run_id: str, stage: str, cursor: int = 0, most: int = MOST
 ) -> LiveLines | None:
     """The lines of a live log after a cursor, about ``most`` bytes of them; None if there is no such log. A line that
     is not whole yet is left for the next time. If the log is shorter than the cursor, its stage began again, and so do
     the lines."""
     key = _key(run_id, stage)
-    found = _bytes_of(place, key, cursor, most)
-    if found is None and cursor:
-        return lines_after(place, run_id, stage, 0, most)
-    if found is None:
+    data = _bytes_of(storage, key, cursor, most)
+    if data is None and cursor:
+        return lines_after(storage, run_id, stage, 0, most)
+    if data is None:
         return None
-    whole = _whole(found)
+    whole = _whole(data)
     return LiveLines(whole.decode().splitlines(), cursor + len(whole))
 
 
-def length(place: LocalPlace | S3Place, run_id: str, stage: str) -> int:
+def length(storage: LocalPlace | S3Place, run_id: str, stage: str) -> int:
     """The bytes of a live log, the beginning of a line that is not whole yet included; 0 if there is none."""
     key = _key(run_id, stage)
-    if isinstance(place, LocalPlace):
-        path = place.root / key
+    if isinstance(storage, LocalPlace):
+        path = storage.root / key
         return path.stat().st_size if path.exists() else 0
-    last = max(map(int, place.children(key)[1]), default=0)
-    return last + len(place.read(f"{key}/{last:012d}") or b"")
+    last = max(map(int, storage.children(key)[1]), default=0)
+    return last + len(storage.read(f"{key}/{last:012d}") or b"")
 
 
-def live_stages(place: LocalPlace | S3Place, run_id: str) -> list[str]:
+def live_stages(storage: LocalPlace | S3Place, run_id: str) -> list[str]:
     """The stages of a run that have a live log, sorted."""
-    folders, files = place.children(folder_of(run_id))
-    found = files if isinstance(place, LocalPlace) else folders
-    return [name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX)]
+    folders, files = storage.children(folder_of(run_id))
+    names = files if isinstance(storage, LocalPlace) else folders
+    return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
 
 
 _SUFFIX = ".jsonl"
@@ -198,27 +198,27 @@ def _whole(data: bytes) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
-def _bytes_of(place: LocalPlace | S3Place, key: str, cursor: int, most: int) -> bytes | None:
+def _bytes_of(storage: LocalPlace | S3Place, key: str, cursor: int, most: int) -> bytes | None:
     """The bytes from ``cursor`` on; None if there are not so many bytes, or no log."""
-    if isinstance(place, LocalPlace):
+    if isinstance(storage, LocalPlace):
         try:
-            with (place.root / key).open("rb") as file:
+            with (storage.root / key).open("rb") as file:
                 if file.seek(0, os.SEEK_END) < cursor:
                     return None
                 file.seek(cursor)
                 return file.read(most)
         except FileNotFoundError:
             return None
-    starts = sorted(int(name) for name in place.children(key)[1])
+    starts = sorted(int(name) for name in storage.children(key)[1])
     current = max((start for start in starts if start <= cursor), default=None)
     if current is None:
         return None
-    found = b""
+    data = b""
     for start in starts[starts.index(current) :]:
-        part = place.read(f"{key}/{start:012d}")
+        part = storage.read(f"{key}/{start:012d}")
         if part is None or (start == current and len(part) < cursor - start):
             return None
-        found += part[max(0, cursor - start) :]
-        if len(found) >= most:
+        data += part[max(0, cursor - start) :]
+        if len(data) >= most:
             break
-    return found
+    return data

@@ -53,8 +53,8 @@ class Survey:
 def survey(catalog: Catalog) -> Survey:
     """Every artifact of the store; a manifest that cannot be read is named in a warning, as in the catalog."""
     if not isinstance(catalog.place, LocalPlace):
-        found = {(one.ingredients.stage, one.fingerprint): _of(one) for one in catalog.all()}
-        return Survey(found, [(stage, name) for stage in catalog.stages() for name in catalog.fingerprints(stage)])
+        artifacts = {(manifest.ingredients.stage, manifest.fingerprint): _of(manifest) for manifest in catalog.all()}
+        return Survey(artifacts, [(stage, name) for stage in catalog.stages() for name in catalog.fingerprints(stage)])
     path = catalog.place.working_folder() / FILE
     known, kept = _kept(path), {}
     result = Survey({}, [])
@@ -72,10 +72,10 @@ def survey(catalog: Catalog) -> Survey:
             continue
         manifest = catalog.manifest(*artifact)
         if manifest is not None:
-            result.artifacts[artifact] = one = _of(manifest)
+            result.artifacts[artifact] = surveyed = _of(manifest)
             if _is_settled(folder, manifest):
                 if now - stamp.st_mtime_ns > _SETTLED_NS:
-                    kept[key] = [*times, one.run_id, one.attempt, one.buffer_version, one.inputs]
+                    kept[key] = [*times, surveyed.run_id, surveyed.attempt, surveyed.buffer_version, surveyed.inputs]
                 continue
         result.unsettled.append(artifact)
     if kept != known:
@@ -103,12 +103,12 @@ def _is_settled(folder: str, manifest: Manifest) -> bool:
 
 def _kept(path: Path) -> dict[str, list[Any]]:
     try:
-        found = json.loads(path.read_bytes())
+        times_of_path = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(times_of_path, dict):
         return {}
-    return {key: value for key, value in found.items() if isinstance(value, list) and len(value) == _FIELDS}
+    return {key: value for key, value in times_of_path.items() if isinstance(value, list) and len(value) == _FIELDS}
 
 
 def _keep(path: Path, kept: dict[str, list[Any]]) -> None:

@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 FOLDER = "tasks"
 
 
-def keep(place: "Place", tasks: pa.Table) -> str:
+def keep(storage: "Place", tasks: pa.Table) -> str:
     """Store a set of tasks, unless one with equal content is there. Returns its key."""
     key = f"{FOLDER}/{table_digest([tasks])}.parquet"
-    if tasks.num_rows and key not in set(place.keys(FOLDER)):
+    if tasks.num_rows and key not in set(storage.keys(FOLDER)):
         file = BytesIO()
         pq.write_table(tasks, file, compression="zstd")
-        place.write(key, file.getvalue())
+        storage.write(key, file.getvalue())
     return key
 
 
-def find(place: "Place", ids: Collection[str]) -> pa.Table:
+def find(storage: "Place", ids: Collection[str]) -> pa.Table:
     """The stored tasks with these ids, one set in memory at a time. Tasks of two sets that are equal come once."""
     wanted = pa.array(sorted(set(ids)), pa.string())
-    found = [TASK_SCHEMA.empty_table()]
-    for key in sorted(place.keys(FOLDER)):
-        data = place.read(key)
+    tables = [TASK_SCHEMA.empty_table()]
+    for key in sorted(storage.keys(FOLDER)):
+        data = storage.read(key)
         if data is not None:
-            found.append(pq.read_table(BytesIO(data), filters=[("task_id", "in", wanted)]).cast(TASK_SCHEMA))
-    table = pa.concat_tables(found)
+            tables.append(pq.read_table(BytesIO(data), filters=[("task_id", "in", wanted)]).cast(TASK_SCHEMA))
+    table = pa.concat_tables(tables)
     return table.group_by(TASK_SCHEMA.names, use_threads=False).aggregate([]).cast(TASK_SCHEMA)

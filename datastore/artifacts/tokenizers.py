@@ -21,28 +21,28 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 """What stands for an id that a tokenizer does not have."""
 
 
-def keep(place: LocalPlace | S3Place, fingerprint: str, tokenizer: Callable[[], str]) -> None:
+def keep(storage: LocalPlace | S3Place, fingerprint: str, tokenizer: Callable[[], str]) -> None:
     """Write a tokenizer, unless it is there. ``tokenizer`` gives its JSON text."""
     name = f"{checked_name('tokenizer', fingerprint)}.json"
-    if name not in place.children(FOLDER)[1]:
-        place.put_if(f"{FOLDER}/{name}", tokenizer().encode(), None)
+    if name not in storage.children(FOLDER)[1]:
+        storage.put_if(f"{FOLDER}/{name}", tokenizer().encode(), None)
 
 
-def kept(place: LocalPlace | S3Place, fingerprint: str) -> bytes | None:
+def kept(storage: LocalPlace | S3Place, fingerprint: str) -> bytes | None:
     """The JSON text of a tokenizer; None if it is not there."""
-    return place.read(f"{FOLDER}/{checked_name('tokenizer', fingerprint)}.json")
+    return storage.read(f"{FOLDER}/{checked_name('tokenizer', fingerprint)}.json")
 
 
 TextOf = Callable[[Sequence[int]], tuple[bytes, Any]]
 """The bytes of tokens, and where each token begins in them, a sequence of [tokens + 1] integers."""
 
 
-def text_of(place: LocalPlace | S3Place, fingerprint: str) -> TextOf | None:
+def text_of(storage: LocalPlace | S3Place, fingerprint: str) -> TextOf | None:
     """What turns ids of a tokenizer of this store into text, see :meth:`TokenBytes.text`; None if it is not there, or
     of a kind that is not known."""
     try:
-        found = kept(place, fingerprint)
-        return None if found is None else TokenBytes.of(found).text
+        data = kept(storage, fingerprint)
+        return None if data is None else TokenBytes.of(data).text
     except (StoreError, ValueError, KeyError):
         return None
 
@@ -83,10 +83,10 @@ class TokenBytes:
         lengths = np.diff(self.starts)[places]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         index = np.arange(offsets[-1]) + np.repeat(self.starts[places] - offsets[:-1], lengths)
-        found = self.data[index].tobytes()
-        if self.strips and found.startswith(b" "):
-            return found[1:], np.maximum(offsets - 1, 0)
-        return found, offsets
+        text = self.data[index].tobytes()
+        if self.strips and text.startswith(b" "):
+            return text[1:], np.maximum(offsets - 1, 0)
+        return text, offsets
 
     def unknown(self, ids: Sequence[int] | np.ndarray) -> int:
         """How many of these ids are no tokens, and became :data:`UNKNOWN`."""
@@ -106,7 +106,7 @@ def _tokens(about: dict[str, Any]) -> dict[int, str]:
         tokens = {number: token for number, (token, _) in enumerate(vocabulary)}
     else:
         raise StoreError(f"a tokenizer of type {about.get('model', {}).get('type')!r} has no vocabulary that is known")
-    return tokens | {one["id"]: one["content"] for one in about.get("added_tokens", [])}
+    return tokens | {token["id"]: token["content"] for token in about.get("added_tokens", [])}
 
 
 def _encoding(decoder: dict[str, Any] | None) -> tuple[Callable[[str], bytes], bool]:

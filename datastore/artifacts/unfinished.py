@@ -28,18 +28,20 @@ _KEPT = ("owners", "scratch", "artifacts", "tokens", "scalars", "prefect", "logs
 """Folders of the working folder that hold what is used again."""
 
 
-def leftovers(place: LocalPlace | S3Place, artifacts: Iterable[Artifact] | None = None) -> list[Path]:
+def leftovers(storage: LocalPlace | S3Place, artifacts: Iterable[Artifact] | None = None) -> list[Path]:
     """Local files and folders, temporary by their name, that nobody uses any more. ``artifacts``: those to look into;
     default: all."""
-    working = place.working_folder()
-    found = set(_in_working(working))
-    if isinstance(place, LocalPlace):
-        found |= set(_temporaries(place.root, (*_OTHERS, working.name, *([] if artifacts is None else ["artifacts"]))))
+    working = storage.working_folder()
+    paths = set(_in_working(working))
+    if isinstance(storage, LocalPlace):
+        paths |= set(
+            _temporaries(storage.root, (*_OTHERS, working.name, *([] if artifacts is None else ["artifacts"])))
+        )
         for artifact in artifacts or ():
-            found |= set(_temporaries(place.root.joinpath("artifacts", *artifact)))
-    for one in ("scratch", "artifacts", "tokens", "scalars"):
-        found |= set(_temporaries(working / one))
-    return sorted(path for path in found if _is_over(working, path))
+            paths |= set(_temporaries(storage.root.joinpath("artifacts", *artifact)))
+    for name in ("scratch", "artifacts", "tokens", "scalars"):
+        paths |= set(_temporaries(working / name))
+    return sorted(path for path in paths if _is_over(working, path))
 
 
 def remove(paths: list[Path]) -> None:
@@ -51,18 +53,20 @@ def remove(paths: list[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def old_downloads(place: LocalPlace | S3Place, manifests: Mapping[Artifact, Surveyed]) -> list[Path]:
+def old_downloads(storage: LocalPlace | S3Place, manifests: Mapping[Artifact, Surveyed]) -> list[Path]:
     """Downloaded attempts at artifacts that no manifest names any more."""
-    if isinstance(place, LocalPlace):
+    if isinstance(storage, LocalPlace):
         return []
-    found = []
-    for folder in sorted((place.working_folder() / "artifacts").glob("*/*")):
+    folders = []
+    for folder in sorted((storage.working_folder() / "artifacts").glob("*/*")):
         manifest = manifests.get((folder.parent.name, folder.name))
         if manifest is None:
-            found.append(folder)
+            folders.append(folder)
         else:
-            found += [one for one in folder.iterdir() if owners.owner_in(one.name) and one.name != manifest.attempt]
-    return found
+            folders += [
+                path for path in folder.iterdir() if owners.owner_in(path.name) and path.name != manifest.attempt
+            ]
+    return folders
 
 
 def abandoned_attempts(catalog: Catalog, stage: str, fingerprint: str, counts: Manifest | None) -> list[str]:
@@ -84,21 +88,21 @@ def unnamed_attempts(catalog: Catalog, at_work: bool, among: Iterable[Artifact] 
 
     Attempts stay, too, if their manifest cannot be read.
     """
-    place = catalog.place
-    working = place.working_folder()
+    storage = catalog.place
+    working = storage.working_folder()
     for stage, fingerprint in survey(catalog).unsettled if among is None else among:
         key = catalog.folder(stage, fingerprint)
-        attempts = [name for name in place.children(key)[0] if owners.owner_in(name)]
+        attempts = [name for name in storage.children(key)[0] if owners.owner_in(name)]
         if not attempts:
             continue
         manifest = catalog.manifest(stage, fingerprint)
-        if manifest is None and place.read(f"{key}/manifest.json") is not None:
+        if manifest is None and storage.read(f"{key}/manifest.json") is not None:
             continue
         if manifest is not None and at_work:
             continue
         for name in attempts:
             named = manifest is not None and manifest.attempt == name
-            if not named and (_dead(working, name) or _is_old_at(place, f"{key}/{name}", working, name)):
+            if not named and (_dead(working, name) or _is_old_at(storage, f"{key}/{name}", working, name)):
                 yield f"{key}/{name}"
 
 
@@ -107,19 +111,19 @@ def _dead(working: Path, name: str) -> bool:
     return owner is not None and owners.state(working, owner) is Owner.DEAD
 
 
-def _is_old_at(place: LocalPlace | S3Place, key: str, working: Path, name: str) -> bool:
+def _is_old_at(storage: LocalPlace | S3Place, key: str, working: Path, name: str) -> bool:
     """Whether an attempt of an owner that is not known here was last changed long ago."""
     if owners.state(working, owners.owner_in(name) or "") is not Owner.UNKNOWN:
         return False
-    newest = max((changed for _, changed in place.listing(key)), default=None)
-    return newest is not None and _now(place) - newest > GRACE
+    newest = max((changed for _, changed in storage.listing(key)), default=None)
+    return newest is not None and _now(storage) - newest > GRACE
 
 
-def _now(place: LocalPlace | S3Place) -> datetime:
+def _now(storage: LocalPlace | S3Place) -> datetime:
     """The time by the clock that stamps the place's objects: on S3 the lock that the caller holds was just written."""
-    if isinstance(place, LocalPlace):
+    if isinstance(storage, LocalPlace):
         return datetime.now(UTC)
-    return max((changed for _, changed in place.listing("locks")), default=datetime.now(UTC))
+    return max((changed for _, changed in storage.listing("locks")), default=datetime.now(UTC))
 
 
 def _in_working(working: Path) -> Iterator[Path]:
@@ -136,7 +140,7 @@ def _temporaries(root: Path, but: tuple[str, ...] = ()) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
         if Path(folder) == root:
             folders[:] = [name for name in folders if name not in but]
-        for name in [one for one in folders if one.startswith(TRASH)]:
+        for name in [name for name in folders if name.startswith(TRASH)]:
             folders.remove(name)
             yield Path(folder, name)
         yield from (Path(folder, name) for name in files if name.startswith(".") and name.endswith(".tmp"))

@@ -72,13 +72,13 @@ def _schemas(tools: str) -> dict[str, str]:
     """The schema of the arguments of each tool, JSON, by the tool's name: in OpenAI's form, or bare as Anthropic's and
     MCP's."""
     declared = json.loads(tools)
-    found = {}
+    schemas = {}
     for tool in declared if isinstance(declared, list) else []:
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             given = (function.get(key) for key in ("parameters", "input_schema", "inputSchema"))
-            found[function["name"]] = json.dumps(next((schema for schema in given if schema is not None), {}))
-    return found
+            schemas[function["name"]] = json.dumps(next((schema for schema in given if schema is not None), {}))
+    return schemas
 
 
 def _validator(schema: str) -> Validator | UnusableSchemaError:
@@ -107,4 +107,4 @@ def _pattern(_: Validator, pattern: str, text: Any, schema: Any) -> Iterator[Val
 
 def _has_key(value: Any, key: str) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return (isinstance(value, dict) and key in value) or any(_has_key(one, key) for one in inner)
+    return (isinstance(value, dict) and key in value) or any(_has_key(element, key) for element in inner)

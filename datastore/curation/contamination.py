@@ -62,12 +62,14 @@ class HeldOut:
     def in_conversation(self, question: str, texts: Sequence[str], overlap: float) -> bool:
         """Whether a share ``overlap`` of the n-grams of one held-out text stands in the ``texts`` of a conversation, or
         that share of its own question's n-grams in one held-out question."""
-        mine = ngrams(question, self._n)
-        shared, counts = self._shared(np.unique(np.concatenate([mine, *(ngrams(text, self._n) for text in texts)])))
+        own_ngrams = ngrams(question, self._n)
+        shared, counts = self._shared(
+            np.unique(np.concatenate([own_ngrams, *(ngrams(text, self._n) for text in texts)]))
+        )
         if (counts >= overlap * self._sizes[shared]).any():
             return True
-        shared, counts = self._shared(mine)
-        return bool((counts[self._question[shared] < 0] >= overlap * len(mine)).any())
+        shared, counts = self._shared(own_ngrams)
+        return bool((counts[self._question[shared] < 0] >= overlap * len(own_ngrams)).any())
 
     def _shared(self, grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The numbers of the held-out texts that have any of these n-grams, and how many of them each has."""

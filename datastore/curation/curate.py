@@ -117,10 +117,10 @@ def curate(
     name in the funnel and their ids, sorted."""
 
     def read(version: int) -> tuple[int, pl.DataFrame]:
-        found = rescored(buffer.scan(version), scores)
+        rows = rescored(buffer.scan(version), scores)
         if ids is not None:
-            found = found.join(pl.LazyFrame({"trajectory_id": id_array(ids)}), on="trajectory_id", how="semi")
-        return version, buffer.current(version, found.select(_needed(rules)).collect)
+            rows = rows.join(pl.LazyFrame({"trajectory_id": id_array(ids)}), on="trajectory_id", how="semi")
+        return version, buffer.current(version, rows.select(_needed(rules)).collect)
 
     version, rows = buffer.newest(read) if version is None else read(version)
     rows = rows.sort("trajectory_id")

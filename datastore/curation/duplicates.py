@@ -128,20 +128,20 @@ class _Verify:
         possible = (np.minimum(sizes, size) >= self._threshold * np.maximum(sizes, size)).all(1)
         estimates = (self._sketches[others[possible]] == self._sketches[row]).mean(1)
         numbers, estimates = numbers[possible][estimates >= self._least], estimates[estimates >= self._least]
-        mine = self._shingles.parts(number)
-        return any(self._resemble(mine, self._shingles.parts(other)) for other in numbers[np.argsort(-estimates)])
+        shingles = self._shingles.parts(number)
+        return any(self._resemble(shingles, self._shingles.parts(other)) for other in numbers[np.argsort(-estimates)])
 
-    def _resemble(self, one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-        return all(jaccard(*parts) >= self._threshold for parts in zip(one, other, strict=True))
+    def _resemble(self, parts: list[np.ndarray], other: list[np.ndarray]) -> bool:
+        return all(jaccard(*parts) >= self._threshold for parts in zip(parts, other, strict=True))
 
 
-def jaccard(one: np.ndarray, other: np.ndarray) -> float:
+def jaccard(first: np.ndarray, other: np.ndarray) -> float:
     """The share of the members of two sorted sets that both have; 1 if both are empty."""
-    if not len(one) or not len(other):
-        return float(len(one) == len(other))
-    places = np.minimum(np.searchsorted(one, other), len(one) - 1)
-    shared = int(np.count_nonzero(one[places] == other))
-    return shared / (len(one) + len(other) - shared)
+    if not len(first) or not len(other):
+        return float(len(first) == len(other))
+    places = np.minimum(np.searchsorted(first, other), len(first) - 1)
+    shared = int(np.count_nonzero(first[places] == other))
+    return shared / (len(first) + len(other) - shared)
 
 
 def _buckets(sketches: np.ndarray, scopes: Sequence[str], number: int, width: int) -> np.ndarray:

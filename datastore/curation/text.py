@@ -44,21 +44,21 @@ def first_question(prompt: str, messages: Sequence[Mapping[str, Any]]) -> str:
 def units(prompt: str, messages: Sequence[Mapping[str, Any]]) -> list[str]:
     """All texts of a conversation, each by itself: the prompt, what each message says and reasons, each text within the
     arguments of a call, and the actions as one."""
-    found = [prompt, part_text("actions", prompt, messages)]
+    texts = [prompt, part_text("actions", prompt, messages)]
     for message in messages:
-        found += [message["content"], message["reasoning"] or ""]
-        found += [text for call in message["tool_calls"] for text in _texts(json.loads(call["arguments"]))]
-    return found
+        texts += [message["content"], message["reasoning"] or ""]
+        texts += [text for call in message["tool_calls"] for text in _texts(json.loads(call["arguments"]))]
+    return texts
 
 
 def _questions(prompt: str, messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    said = [_line(message["content"]) for message in messages if message["role"] == "user"]
-    return [_line(prompt), *said[1:]] if prompt.strip() else said
+    questions = [_line(message["content"]) for message in messages if message["role"] == "user"]
+    return [_line(prompt), *questions[1:]] if prompt.strip() else questions
 
 
 def _actions(message: Mapping[str, Any]) -> list[str]:
-    said = [_line(message["content"])] if message["content"].strip() else []
-    return said + [f"{CALL}{call['name']} {_canonical(call['arguments'])}" for call in message["tool_calls"]]
+    lines = [_line(message["content"])] if message["content"].strip() else []
+    return lines + [f"{CALL}{call['name']} {_canonical(call['arguments'])}" for call in message["tool_calls"]]
 
 
 def _canonical(arguments: str) -> str:
@@ -73,7 +73,7 @@ def _texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for one in inner for text in _texts(one)]
+    return [text for element in inner for text in _texts(element)]
 
 
 def words(text: str) -> list[str]:
@@ -93,15 +93,15 @@ def ngrams(text: str, n: int) -> np.ndarray:
     size = min(n, len(hashes))
     count = len(hashes) - size + 1
     mixed = np.zeros(count, np.uint64)
-    for place in range(size):
-        mixed += hashes[place : place + count] * _factor(place)  # modulo 2^64
+    for offset in range(size):
+        mixed += hashes[offset : offset + count] * _factor(offset)  # modulo 2^64
     return np.unique(mixed)
 
 
 @lru_cache(maxsize=1024)
-def _factor(place: int) -> np.uint64:
+def _factor(offset: int) -> np.uint64:
     """An odd number for each place within an n-gram, so that the order of its words counts."""
-    return np.uint64(xxh3_64_intdigest(f"place {place}".encode()) | 1)
+    return np.uint64(xxh3_64_intdigest(f"place {offset}".encode()) | 1)
 
 
 def tool_vectors(texts: Iterable[str]) -> np.ndarray:

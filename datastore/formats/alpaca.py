@@ -27,8 +27,8 @@ def fits(head: Any) -> int:
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         opening = [{"role": "system", "content": line["system"]}] if line.get("system") else []
-        for asked, said in line.get("history") or []:
-            texts = [text_of(one, source.notes, "history.") for one in (asked, said)]
+        for asked, answer in line.get("history") or []:
+            texts = [text_of(text, source.notes, "history.") for text in (asked, answer)]
             opening += [{"role": "user", "content": texts[0]}, {"role": "assistant", "content": texts[1]}]
         asked = "\n".join(filter(None, (line["instruction"], line.get("input"))))
         opening.append({"role": "user", "content": asked})

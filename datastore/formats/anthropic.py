@@ -59,13 +59,13 @@ def fits(head: Any) -> int:
     messages = asked.get("messages")
     if not isinstance(messages, list) or (isinstance(answer, dict) and "choices" in answer):
         return 0
-    roles = {one["role"] for one in messages}
-    if roles & _ROLES_OF_CHAT or any(one.get("tool_calls") or one.get("function_call") for one in messages):
+    roles = {message["role"] for message in messages}
+    if roles & _ROLES_OF_CHAT or any(message.get("tool_calls") or message.get("function_call") for message in messages):
         return 0
     if isinstance(answer, dict) and isinstance(answer.get("content"), list):
         return 2
     tools = asked.get("tools")
-    schemas = isinstance(tools, list) and any(isinstance(one, dict) and "input_schema" in one for one in tools)
+    schemas = isinstance(tools, list) and any(isinstance(tool, dict) and "input_schema" in tool for tool in tools)
     prompted = isinstance(asked.get("system"), str | list) and not roles & {"system", "developer"}
     if schemas or prompted or any(map(_has_blocks, messages)):
         return 2
@@ -84,23 +84,23 @@ def _has_blocks(message: dict[str, Any]) -> bool:
 
 
 def read(source: Source) -> Iterator[Row]:
-    def convert(one: dict[str, Any]) -> Iterator[Row]:
+    def convert(record: dict[str, Any]) -> Iterator[Row]:
         notes = source.notes
-        asked = {"messages": []} if one.get("type") == "message" else one.get("request") or one
-        answer = one if one.get("type") == "message" else one.get("response") or {}
-        if asked is not one and answer is not one:
-            notes.rest(one, _KNOWN | BESIDE)
+        asked = {"messages": []} if record.get("type") == "message" else record.get("request") or record
+        answer = record if record.get("type") == "message" else record.get("response") or {}
+        if asked is not record and answer is not record:
+            notes.rest(record, _KNOWN | BESIDE)
         notes.rest(asked, _KNOWN | BESIDE)
         notes.rest(answer, _KNOWN_RESPONSE | BESIDE, "response.")
-        said = [{"role": "assistant", "content": answer["content"]}] if answer.get("content") else []
-        messages, errors = from_blocks([*asked["messages"], *said], notes)
+        answers = [{"role": "assistant", "content": answer["content"]}] if answer.get("content") else []
+        messages, errors = from_blocks([*asked["messages"], *answers], notes)
         if asked.get("system"):
             messages.insert(0, {"role": "system", "content": text_of(asked["system"], notes, "system.")})
-        stop = answer.get("stop_reason") or one.get("stop_reason")
+        stop = answer.get("stop_reason") or record.get("stop_reason")
         row = make_row(
             messages,
             source="anthropic",
-            origin=within(one, notes, "request", "response"),
+            origin=within(record, notes, "request", "response"),
             tools=tools_text(asked.get("tools")),
             policy=answer.get("model") or asked.get("model"),
             termination=termination(STOPS, stop, notes),
@@ -113,10 +113,10 @@ def read(source: Source) -> Iterator[Row]:
 
 def from_blocks(chat: Iterable[dict[str, Any]], notes: Notes) -> tuple[list[dict[str, Any]], int]:
     """Fields of messages, and how many tool results are errors."""
-    talk = _Talk(notes)
-    for one in chat:
-        talk.add(one)
-    return talk.messages, talk.errors
+    chat_builder = _Talk(notes)
+    for message in chat:
+        chat_builder.add(message)
+    return chat_builder.messages, chat_builder.errors
 
 
 class _Talk:
@@ -128,9 +128,9 @@ class _Talk:
         self.errors = 0
         self._names: dict[str, str] = {}
 
-    def add(self, one: dict[str, Any]) -> None:
-        self.notes.rest(one, _KNOWN_MESSAGE, "messages.")
-        role, content = one["role"], one.get("content")
+    def add(self, raw: dict[str, Any]) -> None:
+        self.notes.rest(raw, _KNOWN_MESSAGE, "messages.")
+        role, content = raw["role"], raw.get("content")
         message: dict[str, Any] = {"role": role, "content": content if isinstance(content, str) else ""}
         texts: list[Any] = []
         for block in content if isinstance(content, list) else []:
@@ -172,8 +172,8 @@ class _Talk:
             error = False
         self.errors += bool(error)
         text = text_of(content, self.notes, data=True) if ours else json.dumps(content, ensure_ascii=False)
-        said = {"role": "tool", "content": text, "tool_call_id": identity, "name": self._names.get(identity)}
-        return said if error is None else said | {"error": error}
+        result = {"role": "tool", "content": text, "tool_call_id": identity, "name": self._names.get(identity)}
+        return result if error is None else result | {"error": error}
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:

@@ -78,7 +78,7 @@ def _document(row: Trajectory) -> dict[str, Any]:
             "agentrl": carried(row) | {"tools": row.tools},
             "tokens": {
                 "input_ids": row.input_ids,
-                "action_mask": [int(one) for one in row.action_mask],
+                "action_mask": [int(is_action) for is_action in row.action_mask],
                 "logprobs": finite(row.logprobs),
             }
             if row.input_ids
@@ -93,12 +93,12 @@ def _agent_step(step: dict[str, Any], message: Message, row: Trajectory) -> None
     if message.tool_calls:
         step["tool_calls"] = [
             {
-                "tool_call_id": one.id,
-                "function_name": one.name,
-                "arguments": one.parsed(),
-                "extra": {"text": one.arguments},  # byte for byte, as it was sampled
+                "tool_call_id": call.id,
+                "function_name": call.name,
+                "arguments": call.parsed(),
+                "extra": {"text": call.arguments},  # byte for byte, as it was sampled
             }
-            for one in message.tool_calls
+            for call in message.tool_calls
         ]
     if message.token_start is not None and message.token_end is not None and row.input_ids:
         step["metrics"] = {
@@ -150,7 +150,7 @@ def _row(source: Source, document: dict[str, Any]) -> Row:
         notes.rest(agent, _KNOWN_AGENT, "agent.")
     notes.rest(document.get("extra") or {}, _OURS, "extra.")
     models = [agent.get("model_name"), *(step.get("model_name") for step in document["steps"])]
-    policy = next((one for one in models if one), None)
+    policy = next((model for model in models if model), None)
     messages: list[dict[str, Any]] = []
     sampled: list[tuple[list[int] | None, list[int], list[Any], int]] = []
     for step in document["steps"]:
@@ -193,7 +193,7 @@ def _origin(document: dict[str, Any], notes: Notes) -> dict[str, Any]:
     final = document.get("final_metrics") or {}
     total.tokens(*(count(final.get(name)) for name in _TOTALS[:2]))
     total.paid(final.get(_TOTALS[2]), "final_metrics.total_cost_usd")
-    return {"source_time": next((one for one in times if one), None)} | summed.fields() | total.fields()
+    return {"source_time": next((time for time in times if time), None)} | summed.fields() | total.fields()
 
 
 def _messages(step: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
@@ -251,7 +251,7 @@ def _tokens(
     mask: list[bool] = []
     logprobs: list[Any] = []
     spans = []
-    for prompt, completion, values, place in sampled:
+    for prompt, completion, values, number in sampled:
         if not prompt:
             source.notes.remark("completion ids without prompt ids: the row comes without tokens")
             return {}
@@ -259,10 +259,10 @@ def _tokens(
             source.notes.remark("token ids of the steps are not one sequence: the row comes without tokens")
             return {}
         new = len(prompt) - len(ids)
-        spans.append((place, len(prompt), len(prompt) + len(completion)))
+        spans.append((number, len(prompt), len(prompt) + len(completion)))
         ids = prompt + completion
         mask += [False] * new + [True] * len(completion)
         logprobs += [None] * new + list(values)
-    for place, start, end in spans:
-        messages[place] |= {"token_start": start, "token_end": end}
+    for number, start, end in spans:
+        messages[number] |= {"token_start": start, "token_end": end}
     return {"input_ids": ids, "action_mask": mask, "logprobs": logprobs}

@@ -59,14 +59,14 @@ def read(source: Source) -> Iterator[Row]:
         _count_rest(line, key, source.notes)
         messages, tools = _tools_taken_out(request["messages"])
         system = request.get("system")
-        if system and not any(one["role"] in ("system", "developer") for one in messages[:1]):
+        if system and not any(message["role"] in ("system", "developer") for message in messages[:1]):
             messages.insert(0, {"role": "system", "content": system})
         origin = within(line, source.notes, *SETTINGS, key or "")
         answers = list(completions(line[key], source.notes, key)) if key else [(None, None)]
-        for number, (said, finish) in enumerate(answers):
-            talk = from_chat([*messages, said] if said else messages, source.notes)
+        for number, (answer, finish) in enumerate(answers):
+            conversation = from_chat([*messages, answer] if answer else messages, source.notes)
             row = make_row(
-                talk,
+                conversation,
                 source="openai-chat",
                 origin=unspent(origin) if number else origin,
                 tools=tools_text(tools) if tools else _tools(line),
@@ -91,19 +91,19 @@ def _count_rest(line: dict[str, Any], answer: str | None, notes: Notes) -> None:
 def _tools(line: dict[str, Any]) -> str:
     """Tool schemas; legacy ``functions`` in the form of ``tools``."""
     if functions := setting(line, "functions"):
-        return tools_text([{"type": "function", "function": one} for one in functions])
+        return tools_text([{"type": "function", "function": function} for function in functions])
     return tools_text(setting(line, "tools"))
 
 
 def _tools_taken_out(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
     """Messages without the parts that hold tools, as version 1 of LLaMA-Factory has them, and these tools."""
     rest, tools = [], []
-    for one in messages:
-        if isinstance(content := one.get("content"), list):
+    for message in messages:
+        if isinstance(content := message.get("content"), list):
             held = [part for part in content if isinstance(part, dict) and part.get("type") == "tools"]
             tools += [tool for part in held for tool in loads(part["value"])]
-            one = {**one, "content": [part for part in content if part not in held]} if held else one
-        rest.append(one)
+            message = {**message, "content": [part for part in content if part not in held]} if held else message
+        rest.append(message)
     return rest, tools
 
 

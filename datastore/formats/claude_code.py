@@ -77,7 +77,7 @@ def _sessions(source: Source) -> Iterator[Row]:
         lines = parts.pop((session, agent, part))
         segment = segments[session] = segments.get(session, -1) + 1
         source.record = lines
-        yield from each(source, [lines], lambda one, s=session, a=agent, n=segment: [_row(source, one, s, a, n)])  # type: ignore[misc]
+        yield from each(source, [lines], lambda rows, s=session, a=agent, n=segment: [_row(source, rows, s, a, n)])  # type: ignore[misc]
 
 
 def _origin(lines: list[dict[str, Any]], session: str, source: Source) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _origin(lines: list[dict[str, Any]], session: str, source: Source) -> dict[s
     for usage in last.values():
         spent.usage(usage, "message.usage.")
     times = (moment(line.get("timestamp")) for line in lines)
-    return {"source_id": session, "source_time": next((one for one in times if one), None)} | spent.fields()
+    return {"source_id": session, "source_time": next((time for time in times if time), None)} | spent.fields()
 
 
 def _row(source: Source, lines: list[dict[str, Any]], session: str, agent: str, segment: int) -> Row:
@@ -119,7 +119,7 @@ def _row(source: Source, lines: list[dict[str, Any]], session: str, agent: str, 
         episode_id=session,
         segment=segment,
         agent="subagent" if agent else None,
-        policy=next((one for one in models if one and one != "<synthetic>"), None),
+        policy=next((model for model in models if model and model != "<synthetic>"), None),
         n_tool_errors=errors,
         termination=Termination.INFRA_ERROR if failed else end,
     )

@@ -129,10 +129,10 @@ class _Columns:
         try:
             self._take(waiting)
         except _MISFITS:
-            for one in waiting:
-                row, origin, record = one
+            for item in waiting:
+                row, origin, record = item
                 try:
-                    self._take([one])
+                    self._take([item])
                 except _MISFITS as error:
                     source, number, _ = origin
                     source.notes.refuse(source.place_of(number), _reason(row) or error, excerpt(record))
@@ -145,14 +145,17 @@ class _Columns:
         given, names = set().union(*rows), set().union(*messages)
         if not (given <= _ROW_FIELDS and names <= _KNOWN):
             raise ValueError("has a field that is not known")
-        fields = {"role": [one["role"] for one in messages], "content": [one.get("content", "") for one in messages]}
-        fields |= {name: [one.get(name) for one in messages] for name in _PLAIN_FIELDS if name in names}
+        fields = {
+            "role": [message["role"] for message in messages],
+            "content": [message.get("content", "") for message in messages],
+        }
+        fields |= {name: [message.get(name) for message in messages] for name in _PLAIN_FIELDS if name in names}
         lengths = [0] * len(messages)
         parts: list[list[str]] = []
         if "tool_calls" in names:
-            found = [one.get("tool_calls") or () for one in messages]
-            lengths = list(map(len, found))
-            calls = list(chain.from_iterable(found))
+            calls_of_message = [message.get("tool_calls") or () for message in messages]
+            lengths = list(map(len, calls_of_message))
+            calls = list(chain.from_iterable(calls_of_message))
             if set(map(len, calls)) - {len(_CALL_FIELDS)}:
                 raise ValueError("has a call with other fields than a call has")
             parts = [[call[name] for call in calls] for name in _CALL_FIELDS]
@@ -196,16 +199,18 @@ class _Columns:
 
     def _whole(self) -> Iterator[Row]:
         """The rows with their messages, as they were added, but for what is a default anyway."""
-        calls = (dict(zip(_CALL_FIELDS, one, strict=True)) for one in zip(*self.call_fields, strict=True))
-        place = 0
+        calls = (dict(zip(_CALL_FIELDS, values, strict=True)) for values in zip(*self.call_fields, strict=True))
+        start = 0
         for number, length in enumerate(self.lengths):
             messages: list[dict[str, Any]] = []
-            for at in range(place, place + length):
-                one = {name: self.fields[name][at] for name in ("role", "content")}
-                one |= {name: self.fields[name][at] for name in _PLAIN_FIELDS if self.fields[name]}
-                one = {name: value for name, value in one.items() if value is not None or name not in _PLAIN_FIELDS}
-                messages.append(one | {"tool_calls": [next(calls) for _ in range(self.calls[at])]})
-            place += length
+            for at in range(start, start + length):
+                message = {name: self.fields[name][at] for name in ("role", "content")}
+                message |= {name: self.fields[name][at] for name in _PLAIN_FIELDS if self.fields[name]}
+                message = {
+                    name: value for name, value in message.items() if value is not None or name not in _PLAIN_FIELDS
+                }
+                messages.append(message | {"tool_calls": [next(calls) for _ in range(self.calls[at])]})
+            start += length
             row = {name: self.row_fields[name][number] for name in _ROW_FIELDS if name in self.row_fields}
             row = {name: value for name, value in row.items() if value is not _DEFAULTS.get(name, _ABSENT)}
             yield row | {"messages": messages}
@@ -271,13 +276,13 @@ def _counted(row: Row) -> Row:
     mask = row.get("action_mask") or ()
     messages = row["messages"]
     counts = {
-        "n_steps": sum(one["role"] == Role.ASSISTANT for one in messages),
-        "n_tool_calls": sum(len(one.get("tool_calls") or ()) for one in messages),
+        "n_steps": sum(message["role"] == Role.ASSISTANT for message in messages),
+        "n_tool_calls": sum(len(message.get("tool_calls") or ()) for message in messages),
         "n_tokens": len(mask),
         "n_action_tokens": sum(map(bool, mask)),
     }
     if logprobs := row.get("logprobs"):
-        row = row | {"logprobs": [math.nan if one is None else one for one in logprobs]}
+        row = row | {"logprobs": [math.nan if logprob is None else logprob for logprob in logprobs]}
     return ROW_DEFAULTS | counts | row
 
 
@@ -292,8 +297,8 @@ def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
     match name:
         case "input_ids":
             ids = array("i")
-            for one in values:
-                ids.fromlist(one)
+            for row_ids in values:
+                ids.fromlist(row_ids)
             flat = pa.Array.from_buffers(pa.int32(), len(ids), [None, pa.py_buffer(ids)])
             return pa.ListArray.from_arrays(_offsets(map(len, values)), flat, type=kind)
         case "action_mask":
@@ -304,13 +309,13 @@ def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
         case "logprobs":
             flat = pa.array(list(chain.from_iterable(values)), pa.float32()).fill_null(math.nan)
             return pa.ListArray.from_arrays(_offsets(map(len, values)), flat, type=kind)
-        case "tags" if not all(isinstance(one, list) for one in values):
+        case "tags" if not all(isinstance(tags, list) for tags in values):
             raise TypeError("tags are a list")
-        case "reward_components" if any(one.keys() - _COMPONENT_FIELDS for each in values for one in each):
+        case "reward_components" if any(component.keys() - _COMPONENT_FIELDS for each in values for component in each):
             raise ValueError(f"a reward component has {', '.join(_COMPONENT_FIELDS)}")
-        case "spans" if any(one.keys() != _SPAN_FIELDS for each in values for one in each):
+        case "spans" if any(span.keys() != _SPAN_FIELDS for each in values for span in each):
             raise ValueError(f"a span has {', '.join(_SPAN_FIELDS)}")
-        case "spans" if any(type(number) is not int for each in values for one in each for number in one.values()):
+        case "spans" if any(type(number) is not int for each in values for span in each for number in span.values()):
             raise TypeError("a span is of integers")
     return _exact(values, kind)
 

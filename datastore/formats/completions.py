@@ -54,7 +54,7 @@ def with_answer_read(line: dict[str, Any]) -> dict[str, Any]:
 def setting(line: Mapping[str, Any], name: str) -> Any:
     """A setting of the request (``tools``, ``model``), wherever it stands."""
     holders = (line, *(line.get(key) for key in SETTINGS))
-    return next((value for one in holders if isinstance(one, dict) and (value := one.get(name))), None)
+    return next((value for holder in holders if isinstance(holder, dict) and (value := holder.get(name))), None)
 
 
 def model_of(answer: Any) -> str | None:
@@ -73,8 +73,8 @@ def completions(value: Any, notes: Notes, key: str) -> Iterator[tuple[dict[str, 
         notes.rest(value, BESIDE | {"choices", "object"}, f"{key}.")
         for choice in choices:
             notes.rest(choice, {"message", "text", "index", "finish_reason"}, f"{key}.choices.")
-            said = choice.get("message") or {"role": "assistant", "content": choice["text"]}
-            yield {"role": "assistant", **said}, choice.get("finish_reason")
+            answer = choice.get("message") or {"role": "assistant", "content": choice["text"]}
+            yield {"role": "assistant", **answer}, choice.get("finish_reason")
     elif value.get("type") == "message" and isinstance(value.get("content"), list):
         notes.rest(value, BESIDE | {"type", "role", "content", "stop_reason"}, f"{key}.")
         for message in from_blocks([{"role": "assistant", "content": value["content"]}], notes)[0]:

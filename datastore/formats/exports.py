@@ -41,7 +41,7 @@ def losses(buffer: "TrajectoryBuffer", ids: Ids, name: str | OwnFormat) -> dict[
     for row in _rows(buffer, ids):
         left = format.leaves_out is not None and format.leaves_out(row)
         counts.update({"the whole row"} if left else present(row) & format.loses)
-    return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def export_rows(
@@ -71,7 +71,7 @@ def export_rows(
 def _writable(name: str | OwnFormat) -> Format:
     format = named(name)
     if format.write is None:
-        able = ", ".join(one for one, each in FORMATS.items() if each.write)
+        able = ", ".join(name for name, each in FORMATS.items() if each.write)
         raise StoreError(f"{name} is only read; formats that are written are {able}")
     return format
 

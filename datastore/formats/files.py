@@ -59,8 +59,8 @@ def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> int:
     """JSON Lines. Returns how many."""
     count = 0
     with text_file(path) as file:
-        for one in lines:
-            file.write(line(one) + "\n")
+        for record in lines:
+            file.write(line(record) + "\n")
             count += 1
     return count
 
@@ -69,8 +69,8 @@ def write_list(file: IO[str], elements: Iterable[Any]) -> int:
     """A JSON array, one element at a time."""
     count = 0
     file.write("[")
-    for one in elements:
-        file.write((",\n" if count else "\n") + line(one))
+    for element in elements:
+        file.write((",\n" if count else "\n") + line(element))
         count += 1
     file.write("\n]" if count else "]")
     return count

@@ -100,9 +100,9 @@ class _Owner:
         return own
 
     def as_dict(self) -> dict[str, Any]:
-        one, recognised = self.file, self.file.recognised
-        about = {"path": one.source.name, "format": str(recognised.format), "evidence": recognised.evidence}
-        return about | {"fingerprint": one.fingerprint, "rows": self.rows}
+        import_file, recognised = self.file, self.file.recognised
+        about = {"path": import_file.source.name, "format": str(recognised.format), "evidence": recognised.evidence}
+        return about | {"fingerprint": import_file.fingerprint, "rows": self.rows}
 
 
 def import_paths(
@@ -131,23 +131,23 @@ def import_paths(
     from agentrl.datastore.upkeep.forgetting import IMPORT_RUN
 
     options: dict[str, Any] = {"prompts": prompts, "check_tokens": check_tokens, "max_record": max_record}
-    with reading(paths, format, stage=stage, labels=labels, on_error=on_error, **options) as found:
-        found.result.dry_run = dry_run
+    with reading(paths, format, stage=stage, labels=labels, on_error=on_error, **options) as reading_files:
+        reading_files.result.dry_run = dry_run
         if dry_run:
-            found.leave_out(_fingerprints(buffer, stage))
-            found.check()
-            return found.finish()
+            reading_files.leave_out(_fingerprints(buffer, stage))
+            reading_files.check()
+            return reading_files.finish()
         with hold(buffer.place, LOCK):
-            found.leave_out(_fingerprints(buffer, stage))
-            if found.files:
-                fingerprint = found.result.fingerprint = found.fingerprint(buffer.version)
+            reading_files.leave_out(_fingerprints(buffer, stage))
+            if reading_files.files:
+                fingerprint = reading_files.result.fingerprint = reading_files.fingerprint(buffer.version)
                 run_id = f"{IMPORT_RUN}{fingerprint[:16]}"
-                rows = found.tables(fingerprint[:16])
+                rows = reading_files.tables(fingerprint[:16])
                 done = buffer.append(rows, stage=stage, fingerprint=fingerprint, run_id=run_id, on_error=on_error)
-                found.result.version, found.result.quarantined = done.version, done.quarantined
-                found.result.rows = done.rows
-                found.set_aside(buffer, f"{stage}-{fingerprint[:8]}")
-        return found.finish()
+                reading_files.result.version, reading_files.result.quarantined = done.version, done.quarantined
+                reading_files.result.rows = done.rows
+                reading_files.set_aside(buffer, f"{stage}-{fingerprint[:8]}")
+        return reading_files.finish()
 
 
 @contextmanager
@@ -205,7 +205,7 @@ class Reading:
                     notes.remark(f"files that look like {chosen.looks} and are read as {chosen.format}, which is named")
         if not self.files:
             named_ones = ", ".join(self.result.skipped[:5]) or "no file at all"
-            bad = [f"; {one.place} {one.reason}" for one in notes.unreadable[:1]]
+            bad = [f"; {record.place} {record.reason}" for record in notes.unreadable[:1]]
             raise StoreError(
                 f"nothing to import: no format fits {named_ones}{''.join(bad)}; "
                 "docs/reference/formats.md lists the formats"
@@ -219,32 +219,32 @@ class Reading:
 
     def fingerprint(self, version: int | None) -> str:
         """Fingerprint of these files, imported at this version of the table."""
-        text = f"{version}".join(sorted(one.fingerprint for one in self.files))
+        text = f"{version}".join(sorted(file.fingerprint for file in self.files))
         return hashlib.blake2b(f"{version}/{text}".encode(), digest_size=16).hexdigest()
 
     def leave_out(self, present: set[str]) -> None:
         """Drop files whose fingerprints are ``present``, and doubled ones of this import."""
-        contents = {one[16:] for one in present}
+        contents = {fingerprint[16:] for fingerprint in present}
         new: list[_File] = []
-        for one in self.files:
-            if one.fingerprint in present:
-                self.result.known.append(one.source.name)
+        for file in self.files:
+            if file.fingerprint in present:
+                self.result.known.append(file.source.name)
                 continue
-            if one.fingerprint[16:] in contents:
-                self.result.repeats.append(one.source.name)
-            present.add(one.fingerprint)
-            contents.add(one.fingerprint[16:])
-            new.append(one)
+            if file.fingerprint[16:] in contents:
+                self.result.repeats.append(file.source.name)
+            present.add(file.fingerprint)
+            contents.add(file.fingerprint[16:])
+            new.append(file)
         self.files = new
 
     def tables(self, name: str) -> Iterator[pa.Table]:
         """Rows of all files; ``name`` tells the episodes and groups of this import from those of others. Raises
         StoreError if there are none."""
-        owners = {id(one.source): _Owner(one, self.stage) for one in self.files}
-        files = [File(one.source, one.recognised.reader) for one in self.files]
+        owners = {id(file.source): _Owner(file, self.stage) for file in self.files}
+        files = [File(file.source, file.recognised.reader) for file in self.files]
         read = read_files(files, self.labelling.keep)
         for batch in self._saying_what_files_look_like(read):
-            own = self._own(batch, [owners[id(one)] for one in batch.sources], name)
+            own = self._own(batch, [owners[id(source)] for source in batch.sources], name)
             rows = self.labelling.apply(own, batch.kept)
             self.result.count(rows)
             yield rows
@@ -253,7 +253,7 @@ class Reading:
             if not owner.rows:
                 self.notes.remark("files without a row")
         if self.files and not self.result.rows:
-            bad = [f"; {one.place} cannot be read: {one.reason}" for one in self.notes.unreadable[:1]]
+            bad = [f"; {record.place} cannot be read: {record.reason}" for record in self.notes.unreadable[:1]]
             raise StoreError(f"{self.files[0].source.name} gives no row{''.join(bad)}; nothing was imported")
         if self.result.rows:
             self.labelling.finish()
@@ -263,9 +263,9 @@ class Reading:
         try:
             yield from batches
         except StoreError as error:
-            for one in self.files:
-                if (looks := one.recognised.looks) and one.source.name in str(error):
-                    format = one.recognised.format
+            for file in self.files:
+                if (looks := file.recognised.looks) and file.source.name in str(error):
+                    format = file.recognised.format
                     raise StoreError(f"{error}; it does not look like {format}, it looks like {looks}") from None
             raise
 
@@ -275,21 +275,23 @@ class Reading:
         sources = table.select(
             ["trajectory_id", "episode_id", "task_id", "group_id", "parent_id", "fork_at", "source_id"]
         ).to_pydict()
-        ids = [owner.add(one) for owner, one in zip(owners, sources["trajectory_id"], strict=True)]
-        parents = [owner.ids.get(one) if one else None for owner, one in zip(owners, sources["parent_id"], strict=True)]
+        ids = [owner.add(name) for owner, name in zip(owners, sources["trajectory_id"], strict=True)]
+        with_parents = zip(owners, sources["parent_id"], strict=True)
+        parents = [owner.ids.get(parent) if parent else None for owner, parent in with_parents]
         lost = [bool(before and not now) for before, now in zip(sources["parent_id"], parents, strict=True)]
         if any(lost):
             self.notes.ignored["parent_id"] += sum(lost)
-        tasks = [f"{labels.task_prefix or ''}{one}" for one in sources["task_id"]]
+        tasks = [f"{labels.task_prefix or ''}{task}" for task in sources["task_id"]]
         columns: dict[str, list[Any]] = {
             "trajectory_id": ids,
             "episode_id": [
-                f"{own if one == NAMELESS else one}@{mark}" for own, one in zip(ids, sources["episode_id"], strict=True)
+                f"{own if episode == NAMELESS else episode}@{mark}"
+                for own, episode in zip(ids, sources["episode_id"], strict=True)
             ],
             "task_id": tasks,
-            "group_id": [f"{one or task}@{mark}" for one, task in zip(sources["group_id"], tasks, strict=True)],
+            "group_id": [f"{group or task}@{mark}" for group, task in zip(sources["group_id"], tasks, strict=True)],
             "parent_id": parents,
-            "fork_at": [0 if without else one for one, without in zip(sources["fork_at"], lost, strict=True)],
+            "fork_at": [0 if without else fork_at for fork_at, without in zip(sources["fork_at"], lost, strict=True)],
             "pipeline": [None] * len(ids),
             "stage": [""] * len(ids),
             "run_id": [""] * len(ids),
@@ -312,22 +314,22 @@ class Reading:
         named_one = self.labels.tokenizer
         given, tokens = table["tokenizer"].to_pylist(), table["n_tokens"].to_pylist()
         if named_one is None:
-            if count := sum(bool(has and not one) for one, has in zip(given, tokens, strict=True)):
+            if count := sum(bool(has and not tokenizer) for tokenizer, has in zip(given, tokens, strict=True)):
                 self.notes.remark(
                     "rows with tokens of an unknown tokenizer: name it with --tokenizer to train on them", count
                 )
             return table
-        for place, (one, has) in enumerate(zip(given, tokens, strict=True)):
+        for index, (tokenizer, has) in enumerate(zip(given, tokens, strict=True)):
             if not has:
                 continue
-            name = table["trajectory_id"][place].as_py()
-            if one and one != named_one:
-                raise StoreError(f"{name} was tokenised by {one}, not by {named_one}")
+            name = table["trajectory_id"][index].as_py()
+            if tokenizer and tokenizer != named_one:
+                raise StoreError(f"{name} was tokenised by {tokenizer}, not by {named_one}")
             if self.check_tokens:
-                [row] = from_table(Trajectory, table.slice(place, 1))
+                [row] = from_table(Trajectory, table.slice(index, 1))
                 if problem := self.check_tokens(row):
                     raise StoreError(f"the tokens of {name} are not of the tokenizer that is named: {problem}")
-            given[place] = named_one
+            given[index] = named_one
         return with_column(table, "tokenizer", given)
 
     def check(self) -> None:
@@ -344,14 +346,14 @@ class Reading:
     def set_aside(self, buffer: "TrajectoryBuffer", name: str) -> None:
         """Keep records that could not be read, as JSON Lines beside the rows that appends set aside."""
         if self.notes.unreadable:
-            lines = "".join(json.dumps(one.as_dict(), ensure_ascii=False) + "\n" for one in self.notes.unreadable)
+            lines = "".join(json.dumps(record.as_dict(), ensure_ascii=False) + "\n" for record in self.notes.unreadable)
             buffer.place.write(f"quarantine/{name}-records.jsonl", lines.encode("utf-8", "replace"))
 
     def finish(self) -> Imported:
         result = self.result
         result.ignored = dict(self.notes.ignored.most_common())
         result.remarks = dict(self.notes.remarks.most_common())
-        result.unreadable = [one.as_dict() for one in self.notes.unreadable]
+        result.unreadable = [record.as_dict() for record in self.notes.unreadable]
         return result
 
 

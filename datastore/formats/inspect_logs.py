@@ -208,7 +208,7 @@ def _origin(sample: dict[str, Any], about: dict[str, Any], notes: Notes) -> dict
 
 def _asked(given: Any) -> Any:
     """The input of a sample without the ids of its messages, which Inspect draws anew in each run."""
-    return [[one["role"], one["content"]] for one in given] if isinstance(given, list) else given
+    return [[message["role"], message["content"]] for message in given] if isinstance(given, list) else given
 
 
 def _values(scores: dict[str, Any], notes: Notes) -> Iterator[tuple[str, float]]:
@@ -217,9 +217,9 @@ def _values(scores: dict[str, Any], notes: Notes) -> Iterator[tuple[str, float]]
         value = score.get("value") if isinstance(score, dict) else score
         if isinstance(score, dict):
             notes.rest(score, frozenset({"value"}), "samples.scores.")
-        items = [(f"{name}.{key}", one) for key, one in value.items()] if isinstance(value, dict) else [(name, value)]
-        for key, one in items:
-            known = _GRADES.get(one) if isinstance(one, str) else number(one)
+        items = [(f"{name}.{key}", part) for key, part in value.items()] if isinstance(value, dict) else [(name, value)]
+        for key, grade in items:
+            known = _GRADES.get(grade) if isinstance(grade, str) else number(grade)
             if known is not None:
                 yield key, known
             else:
@@ -228,19 +228,19 @@ def _values(scores: dict[str, Any], notes: Notes) -> Iterator[tuple[str, float]]
 
 def _messages(items: list[dict[str, Any]], source: Source) -> tuple[list[dict[str, Any]], int]:
     chat, errors = [], 0
-    for one in items:
-        source.notes.rest(one, _KNOWN_MESSAGE, "samples.messages.")
-        plain = {name: one.get(name) for name in ("role", "content", "tool_call_id")}
-        if one["role"] == "tool":
-            error = one.get("error") or {}
+    for item in items:
+        source.notes.rest(item, _KNOWN_MESSAGE, "samples.messages.")
+        plain = {name: item.get(name) for name in ("role", "content", "tool_call_id")}
+        if item["role"] == "tool":
+            error = item.get("error") or {}
             errors += bool(error)
-            plain |= {"name": one.get("function"), "is_error": bool(error)}
+            plain |= {"name": item.get("function"), "is_error": bool(error)}
             if plain["content"] and error.get("message", plain["content"]) != plain["content"]:
                 source.notes.ignored["samples.messages.error.message"] += 1
             plain["content"] = plain["content"] or error.get("message")
             source.notes.rest(error, frozenset({"message"}), "samples.messages.error.")
         calls = []
-        for call in one.get("tool_calls") or []:
+        for call in item.get("tool_calls") or []:
             source.notes.rest(call, _KNOWN_CALL, "samples.messages.tool_calls.")
             calls.append({"id": call["id"], "name": call["function"], "arguments": call["arguments"]})
         plain["tool_calls"] = calls or None
@@ -255,5 +255,5 @@ def _restored(value: Any, stored: dict[str, str]) -> Any:
     if isinstance(value, str):
         return stored.get(value.removeprefix("attachment://"), value) if value.startswith("attachment://") else value
     if isinstance(value, list):
-        return [_restored(one, stored) for one in value]
-    return {key: _restored(one, stored) for key, one in value.items()} if isinstance(value, dict) else value
+        return [_restored(element, stored) for element in value]
+    return {key: _restored(element, stored) for key, element in value.items()} if isinstance(value, dict) else value

@@ -28,8 +28,8 @@ class SideFile:
     under the dotted path ``OURS`` and the file under ``THEIRS``."""
 
     def __init__(self, path: str | Path, on: str, notes: Notes) -> None:
-        ours, _, theirs = on.partition("=")
-        self.ours, self.theirs, self.name, self.notes = ours, theirs or ours, str(path), notes
+        ours, _, on_theirs = on.partition("=")
+        self.ours, self.theirs, self.name, self.notes = ours, on_theirs or ours, str(path), notes
         if not self.ours or not self.theirs:
             raise StoreError(f"--on {on!r} names no key; write --on KEY, or --on OURS=THEIRS")
         if not Path(path).is_file():
@@ -60,38 +60,40 @@ class SideFile:
             held = rows[self.ours].to_pylist()
             keys = [own if key is None else key for key, own in zip(keys, held, strict=True)]
         names = [key_of(key) for key in keys]
-        found = [self.records.get(name) if name is not None else None for name in names]
-        self._used.update(name for name, one in zip(names, found, strict=True) if name is not None and one is not None)
-        self._alone += sum(one is None for one in found)
-        if not any(found):
+        records = [self.records.get(name) if name is not None else None for name in names]
+        self._used.update(
+            name for name, record in zip(names, records, strict=True) if name is not None and record is not None
+        )
+        self._alone += sum(record is None for record in records)
+        if not any(records):
             return rows
         columns = {name: rows[name].to_pylist() for name in ("reward", "success", "split", "tags", "reward_components")}
-        for place, fields in enumerate(found):
+        for index, fields in enumerate(records):
             for name, value in (fields or {}).items():
-                self._set(columns, place, name, value)
+                self._set(columns, index, name, value)
         for name, values in columns.items():
             rows = with_column(rows, name, values)
         return rows
 
-    def _set(self, columns: dict[str, list[Any]], place: int, name: str, value: Any) -> None:
+    def _set(self, columns: dict[str, list[Any]], index: int, name: str, value: Any) -> None:
         verdict, known = verdict_of(value), number_of(value)
         if value is None or value == "":
             return
         if name == "reward" and known is not None:
-            columns["reward"][place] = known
+            columns["reward"][index] = known
         elif name in ("success", "label") and verdict is not None:
-            columns["success"][place] = verdict
+            columns["success"][index] = verdict
         elif name == "split" and isinstance(value, str):
-            columns["split"][place] = value
+            columns["split"][index] = value
         elif name == "label" and isinstance(value, str):
-            columns["tags"][place] = [*columns["tags"][place], value]
+            columns["tags"][index] = [*columns["tags"][index], value]
         elif name == "tags" and isinstance(value, str | list):
             words = value.split(",") if isinstance(value, str) else value
             more = [word.strip() for word in words if isinstance(word, str) and word.strip()]
-            columns["tags"][place] = [*columns["tags"][place], *more]
+            columns["tags"][index] = [*columns["tags"][index], *more]
         elif name not in ("reward", "success", "split", "tags", "label") and known is not None:
-            others = [one for one in columns["reward_components"][place] if one["name"] != name]
-            columns["reward_components"][place] = [*others, component(name, known, 0.0)]
+            others = [part for part in columns["reward_components"][index] if part["name"] != name]
+            columns["reward_components"][index] = [*others, component(name, known, 0.0)]
         else:
             self.notes.ignored[f"{self.name}: {name}"] += 1
 

@@ -50,10 +50,10 @@ class Labels:
 
     def ingredients(self) -> dict[str, str]:
         """What the rows of a file depend on beside its content."""
-        found = {name: value for name, value in asdict(self).items() if name not in ("join", "on")}
+        settings = {name: value for name, value in asdict(self).items() if name not in ("join", "on")}
         if self.join is None:
-            return found
-        return found | {"join": Source(Path(self.join)).digest(), "on": self.on}
+            return settings
+        return settings | {"join": Source(Path(self.join)).digest(), "on": self.on}
 
 
 AS_SOURCE = Labels()
@@ -85,17 +85,17 @@ class Labelling:
     def keep(self, record: Any) -> dict[str, Any] | None:
         """What is kept of a record until its row is labelled: fields that the labels name, and the key of the join."""
         wanted = [*([self.labels.reward] if self.labels.reward else []), *self.names]
-        found = {name: value for name in wanted if isinstance(value := _at(record, name), int | float | str)}
-        found = {name: value[:LONGEST] if isinstance(value, str) else value for name, value in found.items()}
+        values = {name: value for name in wanted if isinstance(value := _at(record, name), int | float | str)}
+        values = {name: value[:LONGEST] if isinstance(value, str) else value for name, value in values.items()}
         if self.beside and isinstance(key := _at(record, self.beside.ours), int | float | str):
-            found[_KEY] = key
-        return found or None
+            values[_KEY] = key
+        return values or None
 
     def apply(self, rows: pa.Table, kept: Sequence[dict[str, Any] | None]) -> pa.Table:
         """Rows with the columns that are asked for. ``kept`` is what :meth:`keep` gave of their records."""
-        held = [one or {} for one in kept]
+        held = [values or {} for values in kept]
         if self.beside:
-            rows = self.beside.add(rows, [one.get(_KEY) for one in held])
+            rows = self.beside.add(rows, [values.get(_KEY) for values in held])
         if self.labels.reward is not None:
             rows = with_column(rows, "reward", [*map(self._reward, _components(rows), held)])
         return rows if self.judge is None else self._judged(rows, self.judge, held)
@@ -114,10 +114,10 @@ class Labelling:
         """Rows whose success is what a SQL expression over their scalars, their components and fields of their records
         says; null if one of them is."""
         frame, parts = pl.DataFrame(pl.from_arrow(rows.select(SCALARS))), _components(rows)
-        for one in parts:
-            self._components |= dict.fromkeys(one)
+        for components in parts:
+            self._components |= dict.fromkeys(components)
         for name in self.names:
-            values = [part.get(name, one.get(name)) for part, one in zip(parts, held, strict=True)]
+            values = [part.get(name, values_of_row.get(name)) for part, values_of_row in zip(parts, held, strict=True)]
             if any(value is not None for value in values):
                 self._unseen.discard(name)
             frame = frame.with_columns(self._column(name, values))
@@ -138,11 +138,11 @@ class Labelling:
     def _column(self, name: str, values: list[Any]) -> pl.Series:
         """Values of the kind that most of them have: truth values, finite numbers or texts. Others are counted, and
         null; true is 1 among numbers."""
-        kinds: Counter[type] = Counter(type(one) for one in values if isinstance(one, bool | str))
-        kinds[float] = sum(not isinstance(one, bool) and number(one) is not None for one in values)
-        kind: type = max((bool, float, str), key=lambda one: kinds[one])
-        taken = [(number(one) if kind is float else one if isinstance(one, kind) else None) for one in values]
-        if odd := sum(one is not None and known is None for one, known in zip(values, taken, strict=True)):
+        kinds: Counter[type] = Counter(type(value) for value in values if isinstance(value, bool | str))
+        kinds[float] = sum(not isinstance(value, bool) and number(value) is not None for value in values)
+        kind: type = max((bool, float, str), key=lambda kind_of_value: kinds[kind_of_value])
+        taken = [(number(value) if kind is float else value if isinstance(value, kind) else None) for value in values]
+        if odd := sum(value is not None and known is None for value, known in zip(values, taken, strict=True)):
             self.notes.remark(f"{name} is no {_SPOKEN[kind]}: success unknown", odd)
         return pl.Series(name, taken, _COLUMN[kind])
 
@@ -171,4 +171,7 @@ _COLUMN: dict[type, Any] = {float: pl.Float64, bool: pl.Boolean, str: pl.String}
 
 
 def _components(rows: pa.Table) -> list[dict[str, float]]:
-    return [{one["name"]: one["value"] for one in parts} for parts in rows["reward_components"].to_pylist()]
+    return [
+        {component["name"]: component["value"] for component in parts}
+        for parts in rows["reward_components"].to_pylist()
+    ]

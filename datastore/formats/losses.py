@@ -18,27 +18,27 @@ def _spoken(row: Trajectory) -> list[Message]:
 
 def _places(row: Trajectory) -> list[int] | None:
     """Where system messages stand, if there are several, or one that does not begin the row."""
-    places = [place for place, message in enumerate(row.messages) if message.role is Role.SYSTEM]
+    places = [index for index, message in enumerate(row.messages) if message.role is Role.SYSTEM]
     return None if places in ([], [0]) else places
 
 
 def _roles(row: Trajectory) -> list[str]:
     """Roles in order, neighbours of one role as one."""
     roles = [message.role.value for message in _spoken(row)]
-    return [role for place, role in enumerate(roles) if not place or roles[place - 1] != role]
+    return [role for index, role in enumerate(roles) if not index or roles[index - 1] != role]
 
 
 def _text(row: Trajectory) -> list[tuple[str, str]]:
     """Text by role, neighbours of one role joined by lines; of assistant messages those that only speak."""
-    found: list[tuple[str, str]] = []
+    texts: list[tuple[str, str]] = []
     for message in _spoken(row):
         if message.role is Role.ASSISTANT and message.tool_calls:
-            found.append(("call", ""))
-        elif found and found[-1][0] == message.role.value:
-            found[-1] = (message.role.value, found[-1][1] + "\n" + message.content)
+            texts.append(("call", ""))
+        elif texts and texts[-1][0] == message.role.value:
+            texts[-1] = (message.role.value, texts[-1][1] + "\n" + message.content)
         else:
-            found.append((message.role.value, message.content))
-    return [one for one in found if one[0] != "call"]
+            texts.append((message.role.value, message.content))
+    return [item for item in texts if item[0] != "call"]
 
 
 def _neighbours(row: Trajectory) -> list[str] | None:
@@ -54,19 +54,19 @@ def _beside(row: Trajectory) -> list[str]:
 
 
 def _logprobs(row: Trajectory) -> list[Any] | None:
-    known = any(not math.isnan(one) for one in row.logprobs)
-    return [None if math.isnan(one) else one for one in row.logprobs] if known else None
+    known = any(not math.isnan(logprob) for logprob in row.logprobs)
+    return [None if math.isnan(logprob) else logprob for logprob in row.logprobs] if known else None
 
 
 def _spans(row: Trajectory, *roles: Role) -> list[Any] | None:
-    spans = [(one.token_start, one.token_end) for one in row.messages if one.role in roles]
+    spans = [(message.token_start, message.token_end) for message in row.messages if message.role in roles]
     return spans if any(start is not None for start, _ in spans) else None
 
 
 def _failed(row: Trajectory) -> list[bool | None] | None:
     """Of each answer of a tool whether it is an error, if any says so."""
-    found = [one.error for one in row.messages if one.role is Role.TOOL]
-    return found if any(error is not None for error in found) else None
+    errors = [message.error for message in row.messages if message.role is Role.TOOL]
+    return errors if any(error is not None for error in errors) else None
 
 
 def _tool(schema: Any) -> Any:
@@ -93,38 +93,49 @@ def _object(arguments: Any) -> Any:
 
 def _some(values: Iterable[str | None]) -> list[str | None] | None:
     """The values in order, None for those that are missing; None if all are."""
-    found = [value or None for value in values]
-    return found if any(found) else None
+    texts = [value or None for value in values]
+    return texts if any(texts) else None
 
 
 PARTS: dict[str, Callable[[Trajectory], Any]] = {
-    "system prompt": lambda row: "\n\n".join(one.content for one in row.messages if one.role is Role.SYSTEM) or None,
+    "system prompt": lambda row: (
+        "\n\n".join(message.content for message in row.messages if message.role is Role.SYSTEM) or None
+    ),
     "places of system messages": _places,
     "text": _text,
     "roles": _roles,
     "boundaries of neighbouring messages": _neighbours,
-    "reasoning": lambda row: [one.reasoning for one in row.messages if one.reasoning] or None,
+    "reasoning": lambda row: [message.reasoning for message in row.messages if message.reasoning] or None,
     "calls": lambda row: [
-        [(call.name, _object(call.parsed())) for call in one.tool_calls] for one in row.messages if one.tool_calls
+        [(call.name, _object(call.parsed())) for call in message.tool_calls]
+        for message in row.messages
+        if message.tool_calls
     ],
     "spelling of arguments": lambda row: [
-        call.arguments for one in row.messages for call in one.tool_calls if call.arguments != json.dumps(call.parsed())
+        call.arguments
+        for message in row.messages
+        for call in message.tool_calls
+        if call.arguments != json.dumps(call.parsed())
     ],
     "text beside calls": _beside,
     "arguments that are no object": lambda row: [
-        value for one in row.messages for call in one.tool_calls if not isinstance(value := call.parsed(), dict)
+        value for message in row.messages for call in message.tool_calls if not isinstance(value := call.parsed(), dict)
     ],
-    "call ids": lambda row: _some(call.id for one in row.messages for call in one.tool_calls),
-    "ids of answers": lambda row: _some(one.tool_call_id for one in row.messages if one.role is Role.TOOL),
-    "names of answers": lambda row: _some(one.name for one in row.messages if one.role is Role.TOOL),
-    "tools": lambda row: [_tool(one) for one in json.loads(row.tools) if is_function(one)],
-    "tools that are no functions": lambda row: [one for one in json.loads(row.tools) if not is_function(one)],
+    "call ids": lambda row: _some(call.id for message in row.messages for call in message.tool_calls),
+    "ids of answers": lambda row: _some(message.tool_call_id for message in row.messages if message.role is Role.TOOL),
+    "names of answers": lambda row: _some(message.name for message in row.messages if message.role is Role.TOOL),
+    "tools": lambda row: [_tool(tool) for tool in json.loads(row.tools) if is_function(tool)],
+    "tools that are no functions": lambda row: [tool for tool in json.loads(row.tools) if not is_function(tool)],
     "reward": lambda row: row.reward,
     "success": lambda row: row.success,
     "end": lambda row: row.termination.value,
-    "reward components": lambda row: [(one.name, one.value, one.weight) for one in row.reward_components],
+    "reward components": lambda row: [
+        (component.name, component.value, component.weight) for component in row.reward_components
+    ],
     "step rewards": lambda row: (
-        [one.reward for one in row.messages] if any(one.reward is not None for one in row.messages) else None
+        [message.reward for message in row.messages]
+        if any(message.reward is not None for message in row.messages)
+        else None
     ),
     "tool errors": lambda row: row.n_tool_errors or None,
     "which calls failed": _failed,
@@ -137,7 +148,7 @@ PARTS: dict[str, Callable[[Trajectory], Any]] = {
     "tokenizer": lambda row: row.tokenizer or None,
     "action mask": lambda row: row.action_mask if any(row.action_mask) else None,
     "log-probs": _logprobs,
-    "versions of the weights": lambda row: [one.model_dump() for one in row.spans] or None,
+    "versions of the weights": lambda row: [span.model_dump() for span in row.spans] or None,
     "spans of assistant messages": lambda row: _spans(row, Role.ASSISTANT),
     "spans of other messages": lambda row: _spans(row, Role.SYSTEM, Role.USER, Role.TOOL),
 }
@@ -160,15 +171,18 @@ _MADE = ("call ids", "ids of answers", "names of answers")
 
 def _differ(name: str, before: Any, after: Any) -> bool:
     if name in _MADE:
-        return any(one and one != other for one, other in zip_longest(before or [], after or []))
+        return any(text and text != other for text, other in zip_longest(before or [], after or []))
     if name == "calls" and len(before) == len(
         after
     ):  # what became of arguments that are no object is a part of its own
         after = [
-            [(tool, None if known is None else given) for (_, known), (tool, given) in zip(one, other, strict=False)]
-            if len(one) == len(other)
+            [
+                (tool, None if known is None else given)
+                for (_, known), (tool, given) in zip(tools_before, other, strict=False)
+            ]
+            if len(tools_before) == len(other)
             else other
-            for one, other in zip(before, after, strict=True)
+            for tools_before, other in zip(before, after, strict=True)
         ]
     return _plain(before) != _plain(after)
 

@@ -78,7 +78,7 @@ def _kept_text(tools: bytes) -> str:
 
 def _written(tools: Any) -> str:
     if isinstance(tools, list):
-        tools = [function_tool(one) for one in tools]
+        tools = [function_tool(tool) for tool in tools]
     try:
         return to_json(tools, inf_nan_mode="constants").decode()
     except ValueError:  # half a surrogate pair
@@ -144,19 +144,19 @@ def _part_text(part: Any, notes: Notes, prefix: str) -> str | None:
     return None
 
 
-def call(one: Any, notes: Notes, fallback_id: str = "") -> dict[str, Any]:
+def call(value: Any, notes: Notes, fallback_id: str = "") -> dict[str, Any]:
     """A call from any of the spellings: OpenAI's, flat, or either as JSON text. Raises KeyError without a name."""
-    one = json.loads(one) if isinstance(one, str) else one
-    function = one.get("function")
+    value = json.loads(value) if isinstance(value, str) else value
+    function = value.get("function")
     if isinstance(function, dict):
-        notes.rest(one, _AROUND_CALL, "messages.tool_calls.")
+        notes.rest(value, _AROUND_CALL, "messages.tool_calls.")
         notes.rest(function, _KNOWN_CALL, "messages.tool_calls.function.")
     else:
-        function = one
-        notes.rest(one, _FLAT_CALL, "messages.tool_calls.")
+        function = value
+        notes.rest(value, _FLAT_CALL, "messages.tool_calls.")
     arguments = function["arguments"] if "arguments" in function else function.get("args")
-    name = function["name"] if "name" in function else one["name"]
-    identity = one.get("id") or one.get("call_id") or fallback_id
+    name = function["name"] if "name" in function else value["name"]
+    identity = value.get("id") or value.get("call_id") or fallback_id
     return {"id": str(identity), "name": name, "arguments": json_text({} if arguments is None else arguments)}
 
 
@@ -165,18 +165,18 @@ def from_chat(chat: Iterable[dict[str, Any]], notes: Notes) -> list[dict[str, An
     ``function_call`` and ``function`` messages are calls and answers; ``developer`` is a system message."""
     messages: list[dict[str, Any]] = []
     unanswered: list[dict[str, Any]] = []
-    for one in chat:
-        role = one["role"]
-        text = type(one.get("content")) is str
-        if text and len(one) == 2 and role in _PLAIN:
-            messages.append(one)  # most messages have only these fields
+    for raw in chat:
+        role = raw["role"]
+        text = type(raw.get("content")) is str
+        if text and len(raw) == 2 and role in _PLAIN:
+            messages.append(raw)  # most messages have only these fields
             continue
-        if text and one.keys() <= _SIMPLE:
-            message = _simple(one, role, notes)
+        if text and raw.keys() <= _SIMPLE:
+            message = _simple(raw, role, notes)
         else:
-            key, error = says_error(one) if ROLES.get(role) == "tool" else (None, None)
-            notes.rest(one, _KNOWN | {key} if key else _KNOWN, "messages.")
-            message = _from_one(one, len(messages), notes)
+            key, error = says_error(raw) if ROLES.get(role) == "tool" else (None, None)
+            notes.rest(raw, _KNOWN | {key} if key else _KNOWN, "messages.")
+            message = _from_one(raw, len(messages), notes)
             if error is not None:
                 message["error"] = error
         if calls := message.get("tool_calls"):
@@ -187,39 +187,39 @@ def from_chat(chat: Iterable[dict[str, Any]], notes: Notes) -> list[dict[str, An
     return messages
 
 
-def says_error(one: Mapping[str, Any]) -> tuple[str | None, bool | None]:
+def says_error(message: Mapping[str, Any]) -> tuple[str | None, bool | None]:
     """The key by which a tool message says whether it is an error, and what it says; None for both if none does."""
     for key, meanings in _SAYS_ERROR:
-        if isinstance(value := one.get(key), bool | str) and value in meanings:
+        if isinstance(value := message.get(key), bool | str) and value in meanings:
             return key, meanings[value]
     return None, None
 
 
-def _simple(one: Mapping[str, Any], role: str, notes: Notes) -> dict[str, Any]:
+def _simple(raw: Mapping[str, Any], role: str, notes: Notes) -> dict[str, Any]:
     """A message of text, with calls or as an answer."""
-    message: dict[str, Any] = {"role": ROLES.get(role, role), "content": one["content"]}
-    if calls := one.get("tool_calls"):
+    message: dict[str, Any] = {"role": ROLES.get(role, role), "content": raw["content"]}
+    if calls := raw.get("tool_calls"):
         message["tool_calls"] = [call(each, notes) for each in calls]
-    if (identity := one.get("tool_call_id")) is not None:
+    if (identity := raw.get("tool_call_id")) is not None:
         message["tool_call_id"] = str(identity)
-    if (name := one.get("name")) is not None:
+    if (name := raw.get("name")) is not None:
         message["name"] = name
     return message
 
 
-def _from_one(one: Mapping[str, Any], number: int, notes: Notes) -> dict[str, Any]:
-    content = one.get("content")
-    reasoning = one.get("reasoning_content") or one.get("reasoning") or one.get("thinking")
-    calls = [call(each, notes) for each in one.get("tool_calls") or []]
-    if one.get("function_call"):
-        calls.append(call(one["function_call"], notes, f"call_{number}"))
+def _from_one(raw: Mapping[str, Any], number: int, notes: Notes) -> dict[str, Any]:
+    content = raw.get("content")
+    reasoning = raw.get("reasoning_content") or raw.get("reasoning") or raw.get("thinking")
+    calls = [call(each, notes) for each in raw.get("tool_calls") or []]
+    if raw.get("function_call"):
+        calls.append(call(raw["function_call"], notes, f"call_{number}"))
     if isinstance(content, list):
         content, thought, more = _special_parts(content, number, notes)
         reasoning = reasoning or thought
         calls += more
-    answer = {name: one[name] for name in ("tool_call_id", "name") if name in one}
-    text = text_of(content, notes, data=ROLES.get(one["role"]) == "tool")
-    message = _simple({"content": text or one.get("refusal") or ""} | answer, one["role"], notes)
+    answer = {name: raw[name] for name in ("tool_call_id", "name") if name in raw}
+    text = text_of(content, notes, data=ROLES.get(raw["role"]) == "tool")
+    message = _simple({"content": text or raw.get("refusal") or ""} | answer, raw["role"], notes)
     if reasoning is not None:
         message["reasoning"] = text_of(reasoning, notes)
     if calls:
@@ -241,8 +241,8 @@ def _special_parts(content: list[Any], number: int, notes: Notes) -> tuple[list[
         if held:
             notes.rest(part, _PART[held], "messages.content.")
             value = loads(part[held]) if isinstance(part[held], str) else part[held]
-            for one in value if isinstance(value, list) else [value]:
-                calls.append(call(one, notes, f"call_{number}_{len(calls)}"))
+            for function in value if isinstance(value, list) else [value]:
+                calls.append(call(function, notes, f"call_{number}_{len(calls)}"))
         elif kind in _CALL and "name" in part:
             calls.append(call(part, notes, f"call_{number}_{len(calls)}"))
         else:
@@ -264,27 +264,27 @@ def _thought(part: dict[str, Any], kind: str, notes: Notes) -> str:
 def _answer(message: dict[str, Any], unanswered: list[dict[str, Any]]) -> None:
     """Give a tool message the id and name of the call that it answers, if its own id, name or place tells which."""
     identity, name = message.get("tool_call_id"), message.get("name")
-    for one in unanswered:
-        if one["id"] == identity if identity else (not name or one["name"] == name):
+    for call_made in unanswered:
+        if call_made["id"] == identity if identity else (not name or call_made["name"] == name):
             break
     else:
         return
-    if not identity and one["id"]:
-        message["tool_call_id"] = one["id"]
+    if not identity and call_made["id"]:
+        message["tool_call_id"] = call_made["id"]
     if not name:
-        message["name"] = one["name"]
-    unanswered.remove(one)
+        message["name"] = call_made["name"]
+    unanswered.remove(call_made)
 
 
 def to_chat(messages: Sequence[Message], arguments: str = "text") -> list[dict[str, Any]]:
     """OpenAI chat messages. ``arguments`` of a call are JSON ``text`` (OpenAI) or a ``dict`` (TRL)."""
     chat = []
     for message in messages:
-        one: dict[str, Any] = {"role": message.role.value, "content": message.content}
+        chat_message: dict[str, Any] = {"role": message.role.value, "content": message.content}
         if message.reasoning is not None:
-            one["reasoning_content"] = message.reasoning
+            chat_message["reasoning_content"] = message.reasoning
         if message.tool_calls:
-            one["tool_calls"] = [
+            chat_message["tool_calls"] = [
                 {
                     "id": each.id,
                     "type": "function",
@@ -297,8 +297,8 @@ def to_chat(messages: Sequence[Message], arguments: str = "text") -> list[dict[s
             ]
         for name in ("tool_call_id", "name"):
             if (value := getattr(message, name)) is not None:
-                one[name] = value
-        chat.append(one)
+                chat_message[name] = value
+        chat.append(chat_message)
     return chat
 
 

@@ -87,11 +87,11 @@ def _origin(messages: list[dict[str, Any]], stats: dict[str, Any], notes: Notes)
     """The time of the first message that has one, the usage of the responses, and the cost of the instance."""
     inner = Notes()  # of ``extra`` most is not read: it is counted as a whole
     spent, start = Calls(inner), None
-    for one in messages:
-        extra = one.get("extra") if isinstance(one.get("extra"), dict) else {}
+    for message in messages:
+        extra = message.get("extra") if isinstance(message.get("extra"), dict) else {}
         assert extra is not None
-        start = start or moment(extra.get("timestamp") or one.get("timestamp"))
-        response = extra.get("response") or (one if one.get("object") == "response" else {})
+        start = start or moment(extra.get("timestamp") or message.get("timestamp"))
+        response = extra.get("response") or (message if message.get("object") == "response" else {})
         if isinstance(response, dict):
             spent.usage(response.get("usage"), "")
     spent.cost = None
@@ -102,24 +102,24 @@ def _origin(messages: list[dict[str, Any]], stats: dict[str, Any], notes: Notes)
 
 def _messages(messages: list[dict[str, Any]], notes: Notes) -> list[dict[str, Any]]:
     """Fields of messages from chat, or from Responses items, among which each answer of the model is a response."""
-    for one in messages:
-        if one.get("extra"):
+    for message in messages:
+        if message.get("extra"):
             notes.ignored["messages.extra"] += 1
     spoken = _spoken(messages)
-    if all("role" in one for one in spoken):
+    if all("role" in message for message in spoken):
         return from_chat(spoken, notes)
     items: list[dict[str, Any]] = []
-    for one in spoken:
-        if one.get("object") == "response":
-            notes.rest(one, frozenset({"object", "output"}), "messages.")
-            items += one["output"]
+    for message in spoken:
+        if message.get("object") == "response":
+            notes.rest(message, frozenset({"object", "output"}), "messages.")
+            items += message["output"]
         else:
-            items.append(one)
+            items.append(message)
     return from_items(items, notes)
 
 
 def _spoken(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages that the model saw, or that it said."""
-    kept = [{k: v for k, v in one.items() if k != "extra"} for one in messages if one.get("role") != "exit"]
+    kept = [{k: v for k, v in message.items() if k != "extra"} for message in messages if message.get("role") != "exit"]
     last = kept[-1] if kept else {}
     return kept[:-1] if last.get("role") == "user" and not last.get("content") else kept

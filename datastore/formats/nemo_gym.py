@@ -27,32 +27,32 @@ def fits(head: Any) -> int:
 
 
 def read(source: Source) -> Iterator[Row]:
-    def convert(one: dict[str, Any]) -> Iterator[Row]:
+    def convert(record: dict[str, Any]) -> Iterator[Row]:
         metrics = {
             key: value
-            for key, value in one.items()
+            for key, value in record.items()
             if key not in _KNOWN and key[0] != "_" and number(value) is not None
         }
-        source.notes.rest(one, _KNOWN | metrics.keys())
-        source.notes.inside(one, {"responses_create_params": KNOWN, "response": KNOWN})
-        agent = one.get("agent_ref") if isinstance(one.get("agent_ref"), dict) else {}
+        source.notes.rest(record, _KNOWN | metrics.keys())
+        source.notes.inside(record, {"responses_create_params": KNOWN, "response": KNOWN})
+        agent = record.get("agent_ref") if isinstance(record.get("agent_ref"), dict) else {}
         source.notes.rest(agent or {}, frozenset({"name", "type"}), "agent_ref.")
-        task = one.get("id", one.get("_ng_task_index"))
-        asked, output = one["responses_create_params"], (one.get("response") or {}).get("output") or []
+        task = record.get("id", record.get("_ng_task_index"))
+        asked, output = record["responses_create_params"], (record.get("response") or {}).get("output") or []
         if output and isinstance(output[-1], list):
             source.notes.remark("rollouts of transitions: the last one holds the conversation")
             asked, output = {**asked, "input": []}, output[-1]
         row = response_row(
             asked,
-            {**(one.get("response") or {}), "output": [_plain(item) for item in output]},
+            {**(record.get("response") or {}), "output": [_plain(item) for item in output]},
             source.notes,
             source="nemo-gym",
-            origin=beside(one.get("response") or {}, source.notes, "response.") | {"source_id": spoken_id(task)},
+            origin=beside(record.get("response") or {}, source.notes, "response.") | {"source_id": spoken_id(task)},
             task=task,
             env=(agent or {}).get("name"),
             agent=(agent or {}).get("name"),
-            sample_index=one.get("_ng_rollout_index"),
-            reward=score(one, "reward", source.notes),
+            sample_index=record.get("_ng_rollout_index"),
+            reward=score(record, "reward", source.notes),
             reward_components=components(metrics, source.notes, ""),
         )
         yield _with_tokens(row, output, source)

@@ -40,27 +40,27 @@ class Notes:
     """What was guessed or left out for a reason, in words, and how often."""
     unreadable: list[Unreadable] = field(default_factory=list)
 
-    def rest(self, one: Mapping[str, Any], known: AbstractSet[str], prefix: str = "") -> None:
+    def rest(self, record: Mapping[str, Any], known: AbstractSet[str], prefix: str = "") -> None:
         """Count the keys of ``one`` that are not ``known`` and hold something: None, false, "", [] and {} do not."""
-        if one.keys() <= known:
+        if record.keys() <= known:
             return
-        for key in one.keys() - known:
-            value = one[key]
+        for key in record.keys() - known:
+            value = record[key]
             if value or (value == 0 and value is not False):
                 self.ignored[prefix + key] += 1
 
-    def inside(self, one: Any, known: Mapping[str, AbstractSet[str]], prefix: str = "") -> None:
+    def inside(self, record: Any, known: Mapping[str, AbstractSet[str]], prefix: str = "") -> None:
         """:meth:`rest` of each object that a dotted path of ``known`` names in ``one``; "" is ``one`` itself."""
         for path, keys in known.items():
-            part = one
+            part = record
             for key in path.split(".") if path else ():
                 part = part.get(key) if isinstance(part, dict) else None
             if isinstance(part, dict):
                 self.rest(part, keys, f"{prefix}{path}." if path else prefix)
 
-    def outcome(self, one: Mapping[str, Any], key: str, prefix: str = "") -> bool | None:
+    def outcome(self, record: Mapping[str, Any], key: str, prefix: str = "") -> bool | None:
         """A verdict of the source: true or false. Anything else is counted, and says nothing."""
-        value = one.get(key)
+        value = record.get(key)
         if isinstance(value, bool) or value is None:
             return value
         self.ignored[prefix + key] += 1
@@ -81,13 +81,13 @@ class Notes:
             self.remarks.update(others.remarks)
         self.unreadable += others.unreadable
 
-    def refuse(self, place: str, error: BaseException | str, record: str = "") -> None:
+    def refuse(self, location: str, error: BaseException | str, record: str = "") -> None:
         """Set a record aside, or raise StoreError that names it."""
         key = str(error.args[0]) if isinstance(error, KeyError) and error.args else getattr(error, "key", "")
         reason = f"lacks {key!r}" if isinstance(error, KeyError) else _first_line(error)
         if not self.quarantine:
-            raise StoreError(f"{place}: {reason}; --quarantine sets such records aside and reads on")
-        self.unreadable.append(Unreadable(place, key, reason, record[:EXCERPT]))
+            raise StoreError(f"{location}: {reason}; --quarantine sets such records aside and reads on")
+        self.unreadable.append(Unreadable(location, key, reason, record[:EXCERPT]))
 
 
 def excerpt(record: Any) -> str:
@@ -104,7 +104,7 @@ def _first_line(error: BaseException | str) -> str:
         return "is nested too deeply"
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
-        path = ".".join(str(one) for one in first["loc"])
+        path = ".".join(str(key) for key in first["loc"])
         return f"{path}: {first['msg']}, not {str(first['input'])[:60]!r}"
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:300]

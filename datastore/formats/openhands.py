@@ -55,11 +55,13 @@ _PROGRAM = frozenset({"recall", "change_agent_state", "agent_state_changed", "nu
 _KINDS = _KNOWN_SDK.keys()
 
 
-def _is_event(one: Any) -> bool:
-    if not isinstance(one, dict):
+def _is_event(record: Any) -> bool:
+    if not isinstance(record, dict):
         return False
-    old = ("action" in one and ("args" in one or "source" in one)) or ("observation" in one and "content" in one)
-    return one.get("kind") in _KINDS or (old and "history" not in one)
+    old = ("action" in record and ("args" in record or "source" in record)) or (
+        "observation" in record and "content" in record
+    )
+    return record.get("kind") in _KINDS or (old and "history" not in record)
 
 
 def fits(head: Any) -> int:
@@ -74,7 +76,7 @@ def fits(head: Any) -> int:
 
 def read(source: Source) -> Iterator[Row]:
     if _is_event(source.head):
-        return each(source, [list(_events(source))], lambda found: [_row(source, found, {})])
+        return each(source, [list(_events(source))], lambda event_list: [_row(source, event_list, {})])
 
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.inside(line, _KNOWN)
@@ -91,34 +93,34 @@ def cut(source: Source) -> Iterator[Stretch] | None:
 
 
 def _events(source: Source) -> Iterator[dict[str, Any]]:
-    for one in source.records():
-        if isinstance(one, dict):
-            yield one
+    for record in source.records():
+        if isinstance(record, dict):
+            yield record
         else:
-            source.notes.refuse(source.place, f"is a {type(one).__name__}, an event is an object")
+            source.notes.refuse(source.place, f"is a {type(record).__name__}, an event is an object")
 
 
 def _row(source: Source, events: list[dict[str, Any]], line: dict[str, Any]) -> Row:
-    talk = _Talk(source)
+    conversation = _Talk(source)
     for event in events:
-        talk.add(event)
+        conversation.add(event)
     issue = line.get("issue") or {}
     task = line.get("instance_id") or (f"{issue['repo']}-{issue['number']}" if "number" in issue else None)
     report = line.get("report") or (line.get("test_result") or {}).get("report") or {}
     solved = report.get("resolved", line.get("resolved", line.get("success")))
     patch = (line.get("test_result") or {}).get("git_patch") or line.get("git_patch")
     return make_row(
-        from_chat(talk.chat, source.notes),
+        from_chat(conversation.chat, source.notes),
         source="openhands",
         origin=_origin(events, line, source),
         task=task,
-        policy=((line.get("metadata") or {}).get("llm_config") or {}).get("model") or talk.model,
+        policy=((line.get("metadata") or {}).get("llm_config") or {}).get("model") or conversation.model,
         success=solved if isinstance(solved, bool) else None,
         reward=float(solved) if isinstance(solved, bool) else None,
         final_state=json.dumps({"git_patch": patch}) if patch else None,
-        tools=tools_text(talk.tools),
-        termination=_end(line.get("error")) or (Termination.ANSWERED if talk.finished else None),
-        n_tool_errors=talk.errors,
+        tools=tools_text(conversation.tools),
+        termination=_end(line.get("error")) or (Termination.ANSWERED if conversation.finished else None),
+        n_tool_errors=conversation.errors,
     )
 
 
@@ -126,15 +128,15 @@ def _origin(events: list[dict[str, Any]], line: dict[str, Any], source: Source) 
     """The time of the first event, and what the metrics of the line say, else those that the last event has."""
     spent = Calls(source.notes)
     last: dict[str, Any] = next(
-        (one["llm_metrics"] for one in reversed(events) if isinstance(one.get("llm_metrics"), dict)), {}
+        (event["llm_metrics"] for event in reversed(events) if isinstance(event.get("llm_metrics"), dict)), {}
     )
     metrics = line.get("metrics") or last
     usage = metrics.get("accumulated_token_usage")
     if isinstance(usage, dict):
         spent.tokens(count(usage.get("prompt_tokens")), count(usage.get("completion_tokens")))
     spent.paid(metrics.get("accumulated_cost"), "metrics.accumulated_cost")
-    times = (moment(one.get("timestamp")) for one in events)
-    return {"source_time": next((one for one in times if one), None)} | spent.fields()
+    times = (moment(event.get("timestamp")) for event in events)
+    return {"source_time": next((time for time in times if time), None)} | spent.fields()
 
 
 def _end(error: Any) -> Termination | None:
@@ -250,21 +252,21 @@ class _Talk:
 
     def _open(self) -> list[str]:
         """Ids of the calls without an answer, in order."""
-        answered = {one.get("tool_call_id") for one in self.chat}
-        calls = [str(call["id"]) for one in self.chat for call in one.get("tool_calls") or [] if call.get("id")]
-        return [one for one in calls if one not in answered]
+        answered = {message.get("tool_call_id") for message in self.chat}
+        calls = [str(call["id"]) for message in self.chat for call in message.get("tool_calls") or [] if call.get("id")]
+        return [identity for identity in calls if identity not in answered]
 
     def _sdk(self, event: dict[str, Any], kind: str) -> None:
         self.notes.rest(event, _KNOWN_SDK[kind])
         if kind == "SystemPromptEvent":
             prompt = [self._text(event.get(key)) for key in ("system_prompt", "dynamic_context")]
             self.chat.append({"role": "system", "content": "\n\n".join(filter(None, prompt))})
-            self.tools = [self._sdk_tool(one) for one in event.get("tools") or []]
+            self.tools = [self._sdk_tool(tool) for tool in event.get("tools") or []]
         elif kind == "MessageEvent":
-            said = event.get("llm_message") or {}
-            role = said.get("role") or ("assistant" if event.get("source") == "agent" else "user")
-            texts = [self._text(content) for content in (said.get("content"), event.get("extended_content"))]
-            self._say(role, {**said, "content": "\n".join(filter(None, texts))}, "llm_message.")
+            llm_message = event.get("llm_message") or {}
+            role = llm_message.get("role") or ("assistant" if event.get("source") == "agent" else "user")
+            texts = [self._text(content) for content in (llm_message.get("content"), event.get("extended_content"))]
+            self._say(role, {**llm_message, "content": "\n".join(filter(None, texts))}, "llm_message.")
         elif kind == "ActionEvent":
             self._sdk_action(event)
         else:
@@ -284,18 +286,18 @@ class _Talk:
         self.notes.rest(call, {"id", "name", "arguments"}, "tool_call.")
         name = call.get("name") or event.get("tool_name")
         arguments = call.get("arguments", event.get("action") or {})
-        one = {"id": event.get("tool_call_id"), "function": {"name": name, "arguments": arguments}}
+        tool_call = {"id": event.get("tool_call_id"), "function": {"name": name, "arguments": arguments}}
         response = event.get("llm_response_id")
         if response and response in self._responses and self.chat[-1].get("tool_calls"):
-            self.chat[-1]["tool_calls"].append(one)
+            self.chat[-1]["tool_calls"].append(tool_call)
             return
         self._responses.add(str(response))
-        said = {"role": "assistant", "content": self._text(event.get("thought")), "tool_calls": [one]}
+        message = {"role": "assistant", "content": self._text(event.get("thought")), "tool_calls": [tool_call]}
         blocks = event.get("thinking_blocks") or []
         for block in blocks:
             self.notes.rest(block, {"type", "thinking"}, "thinking_blocks.")
         thoughts = "\n".join(block["thinking"] for block in blocks if block.get("thinking")) or None
-        self.chat.append(said | {"reasoning_content": event.get("reasoning_content") or thoughts})
+        self.chat.append(message | {"reasoning_content": event.get("reasoning_content") or thoughts})
 
     def _sdk_tool(self, tool: dict[str, Any]) -> dict[str, Any]:
         """A tool as chat has it. The SDK writes its name and description, and no schema of its parameters."""

@@ -123,8 +123,8 @@ class Calls:
 
     def fields(self) -> dict[str, Any]:
         """The columns of a row."""
-        found = {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "cost_usd": self.cost}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "cost_usd": self.cost}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def beside(record: Mapping[str, Any], notes: Notes, prefix: str = "") -> dict[str, Any]:
@@ -136,18 +136,18 @@ def beside(record: Mapping[str, Any], notes: Notes, prefix: str = "") -> dict[st
     for name in ("usage", "token_usage"):
         if record.get(name):
             calls.usage(record[name], f"{prefix}{name}.")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     readers = [("source_id", ("id",), spoken_id), ("source_time", TIMES, moment), ("model", ("model",), spoken_id)]
     for column, keys, read in [*readers, ("cost_usd", COSTS, dollars)]:
         for key in keys:
             value = record.get(key)
             if value is None or value == "":
                 continue
-            if column not in found and (known := read(value)) is not None:
-                found[column] = known
+            if column not in values and (known := read(value)) is not None:
+                values[column] = known
             else:
                 notes.ignored[prefix + key] += 1
-    return calls.fields() | found
+    return calls.fields() | values
 
 
 def unspent(origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,8 +158,8 @@ def unspent(origin: Mapping[str, Any]) -> dict[str, Any]:
 def within(record: Mapping[str, Any], notes: Notes, *keys: str) -> dict[str, Any]:
     """The same of a record and of the objects under some of its keys, of which a later one wins; the record itself
     wins over them."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in keys:
         if isinstance(part := record.get(key), dict):
-            found |= beside(part, notes, f"{key}.")
-    return found | beside(record, notes)
+            values |= beside(part, notes, f"{key}.")
+    return values | beside(record, notes)

@@ -84,8 +84,8 @@ def fits(head: Any) -> int:
     return 3 if (context or named) and attributes else 0
 
 
-def _is_observation(one: Any) -> bool:
-    return isinstance(one, dict) and bool({"traceId", "trace_id"} & one.keys()) and one.get("type") in _KINDS
+def _is_observation(record: Any) -> bool:
+    return isinstance(record, dict) and bool({"traceId", "trace_id"} & record.keys()) and record.get("type") in _KINDS
 
 
 def read(source: Source) -> Iterator[Row]:
@@ -99,17 +99,17 @@ def cut(source: Source) -> Iterator[Stretch] | None:
 
 def _trace_ids(line: bytes) -> Iterator[bytes]:
     """The traces of a line, found without reading all of it: inside a text the quotes have backslashes."""
-    found = False
+    has_ids = False
     for name in (b'trace_id"', b'traceId"'):
         at = line.find(name)
         while at >= 0:
             if match := _VALUE.match(line, at := at + len(name)):
-                found = True
+                has_ids = True
                 yield match[1]
             at = line.find(name, at)
     if b'"observations"' in line:  # a Langfuse trace has its own id once, beside those of observations
         yield from _ID.findall(line)
-    elif not found:
+    elif not has_ids:
         yield b""
 
 
@@ -130,10 +130,10 @@ def _traces(source: Source) -> Iterator[Row]:
         calls: list[dict[str, Any]] = []
         for source.number, span in spans:
             own = Notes() if len(spans) > 1 else source.notes  # of a call that another one continues they do not count
-            calls += each(source, [span], lambda one, own=own: _calls(one, source, own))  # type: ignore[misc]
+            calls += each(source, [span], lambda spans, own=own: _calls(spans, source, own))  # type: ignore[misc]
         for segment, call in enumerate(_conversations(calls)):
             source.number = call["number"]
-            yield from each(source, [(trace, segment, call)], lambda found: [_row(source, *found)])
+            yield from each(source, [(trace, segment, call)], lambda items: [_row(source, *items)])
 
 
 def _trace(span: dict[str, Any]) -> str:
@@ -152,16 +152,16 @@ def _spans(record: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
                 yield from scope.get("spans") or []
     elif isinstance(record.get("data"), list):
         notes.rest(record, frozenset({"data"}))
-        for one in record["data"]:
-            yield from _spans(one, notes)
+        for part in record["data"]:
+            yield from _spans(part, notes)
     elif "observations" in record:
         notes.rest(record, _KNOWN_TRACE)
         scores = {}
-        for one in record.get("scores") or []:
-            notes.rest(one, frozenset({"name", "value"}), "scores.")
-            scores[one["name"]] = one.get("value")
-        for one in record["observations"]:
-            yield {"traceId": record["id"], **one, "scores": scores}
+        for part in record.get("scores") or []:
+            notes.rest(part, frozenset({"name", "value"}), "scores.")
+            scores[part["name"]] = part.get("value")
+        for part in record["observations"]:
+            yield {"traceId": record["id"], **part, "scores": scores}
     else:
         yield record
 
@@ -171,14 +171,16 @@ def _attributes(span: dict[str, Any]) -> dict[str, Any]:
     if isinstance(given, str):  # a cell of CSV
         given = json_of(given, "attributes")
     if isinstance(given, list):  # OTLP
-        return {one["key"]: _otlp(one.get("value")) for one in given}
-    found = dict(given) if isinstance(given, dict) else {}
-    found |= {key.removeprefix("attributes."): value for key, value in span.items() if key.startswith("attributes.")}
+        return {attribute["key"]: _otlp(attribute.get("value")) for attribute in given}
+    attributes = dict(given) if isinstance(given, dict) else {}
+    attributes |= {
+        key.removeprefix("attributes."): value for key, value in span.items() if key.startswith("attributes.")
+    }
     for key in ("llm.input_messages", "llm.output_messages"):
-        if isinstance(found.get(key), str):
-            found[key] = json_of(found[key], key)
-    plain = _PLAIN.issuperset(map(type, found.values()))
-    return found if plain else _flat(found)
+        if isinstance(attributes.get(key), str):
+            attributes[key] = json_of(attributes[key], key)
+    plain = _PLAIN.issuperset(map(type, attributes.values()))
+    return attributes if plain else _flat(attributes)
 
 
 def _otlp(value: Any) -> Any:
@@ -186,25 +188,25 @@ def _otlp(value: Any) -> Any:
         return None
     [(kind, inner)] = list(value.items())[:1]
     if kind == "arrayValue":
-        return [_otlp(one) for one in inner.get("values") or []]
+        return [_otlp(value_inside) for value_inside in inner.get("values") or []]
     if kind == "kvlistValue":
-        return {one["key"]: _otlp(one.get("value")) for one in inner.get("values") or []}
+        return {pair["key"]: _otlp(pair.get("value")) for pair in inner.get("values") or []}
     return int(inner) if kind == "intValue" else inner
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested attributes under dotted names; messages that are lists already stay as they are."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, inner in value.items():
         name = f"{prefix}{key}"
         if isinstance(inner, dict) and not name.endswith(("messages", "parameters", "json_schema")):
-            found |= _flat(inner, f"{name}.")
+            flat |= _flat(inner, f"{name}.")
         elif isinstance(inner, list) and name.endswith(_LISTS):
-            for number, one in enumerate(inner):
-                found |= _flat(one if isinstance(one, dict) else {}, f"{name}.{number}.")
+            for number, element in enumerate(inner):
+                flat |= _flat(element if isinstance(element, dict) else {}, f"{name}.{number}.")
         elif inner is not None:
-            found[name] = inner
-    return found
+            flat[name] = inner
+    return flat
 
 
 _PLAIN = frozenset({str, int, float, bool})
@@ -219,9 +221,9 @@ def _calls(span: dict[str, Any], source: Source, own: Notes) -> Iterator[dict[st
     kind = span.get("type") or attributes.get("openinference.span.kind") or span.get("span_kind")
     messages, tools = messages_of(attributes, notes), attributes.get("gen_ai.tool.definitions")
     if not messages and kind in ("GENERATION", "LLM"):
-        asked, said = (span.get(name) or attributes.get(f"{name}.value") for name in ("input", "output"))
+        asked, answer = (span.get(name) or attributes.get(f"{name}.value") for name in ("input", "output"))
         tools = tools or tools_beside(asked, notes)
-        messages = [*loose(asked, "user", notes), *loose(said, "assistant", notes)]
+        messages = [*loose(asked, "user", notes), *loose(answer, "assistant", notes)]
     if not messages:
         notes.ignored[f"spans of kind {kind or attributes.get('gen_ai.operation.name') or span.get('name')}"] += 1
         return
@@ -243,7 +245,7 @@ def _calls(span: dict[str, Any], source: Source, own: Notes) -> Iterator[dict[st
         "number": source.number,
         "messages": from_chat(messages, own),
         "notes": own,
-        "policy": next((one for one in models if one), None),
+        "policy": next((model for model in models if model), None),
         "agent": attributes.get("gen_ai.agent.name"),
         "tools": loaded(tools) or _listed_tools(attributes),
         "failed": (code or span.get("status_code")) in (2, "ERROR", "STATUS_CODE_ERROR")
@@ -259,12 +261,12 @@ def _spent(span: dict[str, Any], attributes: dict[str, Any], notes: Notes) -> di
     """What a call used and cost, in the spelling that has it."""
     spent = Calls(notes)
     langfuse = loaded(span.get("usageDetails") or span.get("usage_details")) or {}
-    pairs = [(attributes.get(asked), attributes.get(said)) for asked, said in _USAGE]
+    pairs = [(attributes.get(asked), attributes.get(output_key)) for asked, output_key in _USAGE]
     pairs += [(span.get("promptTokens"), span.get("completionTokens"))]
     pairs += [(langfuse.get("input"), langfuse.get("output"))] if isinstance(langfuse, dict) else []
-    for asked, said in pairs:
+    for asked, output_key in pairs:
         if spent.prompt is None and spent.completion is None:
-            spent.tokens(count(asked), count(said))
+            spent.tokens(count(asked), count(output_key))
     for name, cost in [(name, attributes.get(name)) for name in _COST] + [(n, span.get(n)) for n in _LANGFUSE_COSTS]:
         if spent.cost is None:
             spent.paid(cost, name)
@@ -283,8 +285,8 @@ def _finish(attributes: dict[str, Any], messages: list[dict[str, Any]]) -> str:
 def _listed_tools(attributes: dict[str, Any]) -> list[Any]:
     """Tools of ``llm.tools.0.tool.json_schema`` and so on."""
     tools = ((key, value) for key, value in attributes.items() if "tools" in key)
-    found = {int(match[1]): value for key, value in tools if (match := _TOOL.fullmatch(key))}
-    return [loaded(found[number]) for number in sorted(found)]
+    tool_at = {int(match[1]): value for key, value in tools if (match := _TOOL.fullmatch(key))}
+    return [loaded(tool_at[number]) for number in sorted(tool_at)]
 
 
 def _conversations(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -292,9 +294,9 @@ def _conversations(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(calls) == 1:
         return calls
     kept: list[tuple[list[str], dict[str, Any]]] = []
-    for call in sorted(calls, key=lambda one: -len(one["messages"])):
-        texts = [_told(one) for one in call["messages"]]
-        longer = next((one for long, one in kept if long[: len(texts)] == texts), None)
+    for call in sorted(calls, key=lambda call_made: -len(call_made["messages"])):
+        texts = [_told(message) for message in call["messages"]]
+        longer = next((longer_call for long, longer_call in kept if long[: len(texts)] == texts), None)
         if longer is None:
             kept.append((texts, call))
         else:  # it is a turn of the longer one
@@ -302,25 +304,25 @@ def _conversations(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for name in SPENT:
                 if (known := call["spent"].get(name)) is not None:
                     longer["spent"][name] = longer["spent"].get(name, 0) + known
-    return sorted((call for _, call in kept), key=lambda one: one["start"])
+    return sorted((call for _, call in kept), key=lambda call_made: call_made["start"])
 
 
 def _told(message: dict[str, Any]) -> str:
     """What a message says, whatever its ids."""
-    calls = [[one["name"], loaded(one["arguments"])] for one in message.get("tool_calls") or []]
+    calls = [[call["name"], loaded(call["arguments"])] for call in message.get("tool_calls") or []]
     return json.dumps([message["role"], message.get("content"), calls], sort_keys=True, default=str)
 
 
 def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages in which reasoning that stands alone is one with what the model said next."""
     joined: list[dict[str, Any]] = []
-    for one in messages:
-        if joined and one["role"] == "assistant" and not one.get("reasoning"):
+    for message in messages:
+        if joined and message["role"] == "assistant" and not message.get("reasoning"):
             last = joined[-1]
             if last["role"] == "assistant" and not last.get("content") and not last.get("tool_calls"):
-                joined[-1] = {**one, "reasoning": last.get("reasoning")}
+                joined[-1] = {**message, "reasoning": last.get("reasoning")}
                 continue
-        joined.append(one)
+        joined.append(message)
     return joined
 
 

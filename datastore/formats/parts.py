@@ -114,10 +114,10 @@ def between(source: Source, keys: Callable[[bytes], Iterable[bytes]]) -> Iterato
 def _at(ends: Sequence[int], places: Iterable[int]) -> Iterator[Stretch]:
     """Spans that end at some of the places, from the ends of all lines."""
     start = 0
-    for place in places:
-        if ends[place] - ends[start] >= PART_SIZE:
-            yield Stretch(ends[start], ends[place], start)
-            start = place
+    for index in places:
+        if ends[index] - ends[start] >= PART_SIZE:
+            yield Stretch(ends[start], ends[index], start)
+            start = index
     if ends[start] < ends[-1]:
         yield Stretch(ends[start], ends[-1], start)
 

@@ -39,14 +39,14 @@ def format_of(source: Source, format: str | OwnFormat | None, alone: bool) -> Re
     if not alone and source.path.suffix not in SUFFIXES:
         return None
     try:
-        found = _named(source, format, alone) if format is not None else recognise(source)
+        recognised = _named(source, format, alone) if format is not None else recognise(source)
     except StoreError as error:
         if not source.notes.quarantine:
             raise
         source.notes.refuse(source.name, error)
         return None
-    if found or not alone:
-        return found
+    if recognised or not alone:
+        return recognised
     wanted = f"does not look like {format}" if format else "fits no format"
     unfit = StoreError(f"{wanted}: it is {_description(source)}; docs/reference/formats.md says what each looks like")
     if not source.notes.quarantine:
@@ -85,7 +85,7 @@ def _by_record(name: str) -> Format:
     """The format of that name. If its records are rows of their own, each that does not fit it is read by the format of
     this kind that it fits best; if it fits none, the format of the file refuses it."""
     format = FORMATS[name]
-    others = {other: one.fits for other, one in FORMATS.items() if one.cut is by_record}
+    others = {other: form.fits for other, form in FORMATS.items() if form.cut is by_record}
     if name not in others:
         return format
     own = others.pop(name)

@@ -48,7 +48,7 @@ _TEXTS = {"refusal": "refusal", "summary_text": "text", "reasoning_text": "text"
 
 def is_items(value: Any) -> bool:
     """Whether a value is a list of Responses items that chat does not have."""
-    return isinstance(value, list) and any(isinstance(one, dict) and one.get("type") in _KNOWN_ITEM for one in value)
+    return isinstance(value, list) and any(isinstance(item, dict) and item.get("type") in _KNOWN_ITEM for item in value)
 
 
 def fits(head: Any) -> int:
@@ -59,10 +59,10 @@ def fits(head: Any) -> int:
 
 
 def read(source: Source) -> Iterator[Row]:
-    def convert(one: dict[str, Any]) -> Iterator[Row]:
-        source.notes.inside(one, {"": KNOWN, "request": KNOWN, "response": KNOWN})
-        asked, answer = one.get("request") or one, one.get("response") or one
-        origin = within(one, source.notes, "request", "response")
+    def convert(record: dict[str, Any]) -> Iterator[Row]:
+        source.notes.inside(record, {"": KNOWN, "request": KNOWN, "response": KNOWN})
+        asked, answer = record.get("request") or record, record.get("response") or record
+        origin = within(record, source.notes, "request", "response")
         yield answered(response_row(asked, answer, source.notes, origin=origin), source.notes)
 
     return each(source, source.records(), convert)
@@ -133,11 +133,11 @@ def from_items(items: Iterable[Any], notes: Notes) -> list[dict[str, Any]]:
                 notes.ignored[f"items of kind {kind[:60]}"] += 1
             case _:
                 notes.remark(f"items of kind {kind!r} are kept as JSON text of a tool")
-                said = {"role": "tool", "content": json.dumps(item, ensure_ascii=False), "name": kind}
+                message = {"role": "tool", "content": json.dumps(item, ensure_ascii=False), "name": kind}
                 messages.append(
-                    said | ({"error": item["error"] is not None} if kind == "mcp_call" and "error" in item else {})
+                    message | ({"error": item["error"] is not None} if kind == "mcp_call" and "error" in item else {})
                 )
-    return [one for one in messages if one["role"] != "assistant" or _says(one)]
+    return [message for message in messages if message["role"] != "assistant" or _says(message)]
 
 
 def _open(message: dict[str, Any]) -> bool:

@@ -40,7 +40,7 @@ def carried(row: Trajectory) -> dict[str, Any]:
     """What goes through a free-form field: columns of the row, and under ``errors`` which of its tool messages are."""
     data = row.model_dump(mode="json", include={*CARRIED})
     kept = {name: value for name, value in data.items() if value not in ([], "", None)}
-    errors = [one.error for one in row.messages if one.role is Role.TOOL]
+    errors = [message.error for message in row.messages if message.role is Role.TOOL]
     known = {ERRORS: errors} if any(error is not None for error in errors) else {}
     return kept | known | {name: data[name] for name in _NULL}
 
@@ -70,8 +70,8 @@ def make_row(
     an outcome the row is unscored. Log-probs may be None. ``n_tool_errors``, if it is not given, counts the messages
     that are errors. Raises ValueError if there is no message, or nothing in any.
     """
-    for one in messages:
-        if one.get("content") or one.get("tool_calls") or one.get("reasoning"):
+    for message in messages:
+        if message.get("content") or message.get("tool_calls") or message.get("reasoning"):
             break
     else:
         raise ValueError("has no messages" if not messages else "has messages, and nothing in any of them")
@@ -88,7 +88,7 @@ def make_row(
         row["task_id"] = task_id(source, task, _opening(messages) if task_content is None else task_content)
     if "termination" not in row:
         row["termination"] = _termination(messages)
-    if "n_tool_errors" not in row and (errors := sum(one.get("error") is True for one in messages)):
+    if "n_tool_errors" not in row and (errors := sum(message.get("error") is True for message in messages)):
         row["n_tool_errors"] = errors
     if "trajectory_id" in row:
         row.setdefault("episode_id", row["trajectory_id"])
@@ -100,10 +100,10 @@ def make_row(
 
 def _set_errors(messages: Sequence[dict[str, Any]], errors: Sequence[bool | None]) -> None:
     """Say of the tools' messages which are errors; if there are not as many, nobody knows which are meant."""
-    answers = [one for one in messages if one["role"] == "tool"]
+    answers = [message for message in messages if message["role"] == "tool"]
     if len(answers) == len(errors):
-        for one, error in zip(answers, errors, strict=True):
-            one["error"] = error
+        for answer, error in zip(answers, errors, strict=True):
+            answer["error"] = error
 
 
 def _name_origin(row: Row, task: Any, origin: Mapping[str, Any]) -> None:
@@ -119,9 +119,9 @@ def _name_origin(row: Row, task: Any, origin: Mapping[str, Any]) -> None:
 
 def _prompt(messages: Sequence[dict[str, Any]]) -> str:
     """The first text of a user."""
-    for one in messages:
-        if one["role"] == "user" and one["content"]:
-            text: str = one["content"]
+    for message in messages:
+        if message["role"] == "user" and message["content"]:
+            text: str = message["content"]
             return text
     return ""
 
@@ -141,16 +141,16 @@ def canonical(content: Any) -> str:
 
 def _opening(messages: Sequence[dict[str, Any]]) -> str:
     parts = []
-    for one in messages:
-        if one["role"] == "assistant":
+    for message in messages:
+        if message["role"] == "assistant":
             break
-        parts.append(f"{one['role']}\0{one.get('content')}")
+        parts.append(f"{message['role']}\0{message.get('content')}")
     return "\0".join(parts)
 
 
 def answered(row: Row, notes: Notes) -> Row:
     """The row. Raises ValueError if no message is an assistant's, unless the import asks for such rows."""
-    if not notes.prompts and all(one["role"] in _ASKING for one in row["messages"]):
+    if not notes.prompts and all(message["role"] in _ASKING for message in row["messages"]):
         raise ValueError("has no assistant message; --prompts takes such records as rows too")
     return row
 
@@ -172,8 +172,8 @@ def termination(known: Mapping[str, Termination], value: Any, notes: Notes) -> T
     """The end that a source names; ``unknown``, remarked on, for a name that is not known, and None for no name."""
     if value is None or value == "":
         return None
-    if found := known.get(str(value)):
-        return found
+    if end := known.get(str(value)):
+        return end
     if str(value) in set(Termination):
         return Termination(str(value))
     notes.remark(f"end {str(value)[:60]!r} is not known: termination unknown")
@@ -202,13 +202,13 @@ def score(record: Mapping[str, Any], key: str, notes: Notes, prefix: str = "") -
 
 def components(values: Mapping[str, Any], notes: Notes, prefix: str, weight: float = 1.0) -> list[dict[str, Any]]:
     """Metrics by name as reward components; values that are not numbers are counted under ``prefix``."""
-    found = []
+    parts = []
     for name, value in values.items():
         if (known := number(value)) is not None:
-            found.append(component(str(name), known, weight))
+            parts.append(component(str(name), known, weight))
         elif value is not None:
             notes.ignored[f"{prefix}{name}"] += 1
-    return found
+    return parts
 
 
 def component(name: str, value: float, weight: float = 1.0) -> dict[str, Any]:

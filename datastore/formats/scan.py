@@ -28,7 +28,7 @@ def ends(file: IO[bytes], start: int, size: int) -> Iterator[End]:
     the last one may be missing."""
     file.seek(start)
     depth = inside = elements = 0
-    begun = place = start
+    begun = offset = start
     while chunk := _unsplit(file):
         at = np.flatnonzero(np.frombuffer(chunk.translate(_NOTED), bool))
         kinds = _KINDS[np.frombuffer(chunk, np.uint8)[at]]
@@ -38,18 +38,18 @@ def ends(file: IO[bytes], start: int, size: int) -> Iterator[End]:
         depths = np.cumsum(steps, dtype=np.int64) + depth
         closed = np.flatnonzero(depths < 0)
         stop = int(closed[0]) if len(closed) else len(at)
-        commas = at[:stop][(kinds[:stop] == _COMMA) & ~within[:stop] & (depths[:stop] == 0)] + place
+        commas = at[:stop][(kinds[:stop] == _COMMA) & ~within[:stop] & (depths[:stop] == 0)] + offset
         after = 0
         while (after := int(np.searchsorted(commas, begun + size))) < len(commas):
             begun = int(commas[after]) + 1
             yield End(begun - 1, elements + after + 1, False)
         elements += len(commas)
         if len(closed):
-            yield End(place + int(at[stop]), elements + 1, True)
+            yield End(offset + int(at[stop]), elements + 1, True)
             return
         if len(at):
             depth, inside = int(depths[-1]), int(within[-1])
-        place += len(chunk)
+        offset += len(chunk)
 
 
 def _unsplit(file: IO[bytes]) -> bytes:

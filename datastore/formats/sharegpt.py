@@ -100,9 +100,9 @@ def _messages(line: dict[str, Any], turns: list[dict[str, Any]], source: Source)
         source.notes.rest(turn, _KNOWN_TURN, "conversations.")
         kind, value = turn["from"], turn["value"]
         if kind == "function_call":
-            found = loads(value)
-            calls = found if isinstance(found, list) else [found]
-            pending = [call(one, source.notes, f"call_{len(messages)}_{i}") for i, one in enumerate(calls)]
+            parsed = loads(value)
+            calls = parsed if isinstance(parsed, list) else [parsed]
+            pending = [call(element, source.notes, f"call_{len(messages)}_{i}") for i, element in enumerate(calls)]
             messages.append({"role": "assistant", "content": "", "tool_calls": pending})
         elif kind == "observation":
             answered = pending[0] if len(pending) == 1 else None

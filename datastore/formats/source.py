@@ -88,9 +88,9 @@ class Source:
     def part(self, span: Stretch | None, notes: Notes) -> "Source":
         """The same file, of which only a part is read if ``span`` is given."""
         _ = self.kind  # found once, not once a part
-        one = copy(self)
-        one.notes, one.span = notes, span
-        return one
+        part = copy(self)
+        part.notes, part.span = notes, span
+        return part
 
     @property
     def place(self) -> str:
@@ -149,20 +149,20 @@ class Source:
         """The first records, at most :data:`SAMPLE_RECORDS` or little more than a megabyte of them; of a document that
         is longer its top-level keys, with one element of each list."""
         notes = Notes(quarantine=True)
-        probe, found = Source(self.path, notes, self.name), []
+        probe, records = Source(self.path, notes, self.name), []
         probe.limit = self.limit
         try:
             if self.kind == "document" and (self.compressed or self.path.stat().st_size > min(CHUNK, self.limit)):
                 return [outline(Chars(self.text(), self.limit))]
             for record in probe.records():
-                found.append(record)
-                if len(found) == SAMPLE_RECORDS or probe.read_to > CHUNK:
+                records.append(record)
+                if len(records) == SAMPLE_RECORDS or probe.read_to > CHUNK:
                     break
         except (StoreError, *BROKEN) as error:
             self.headless = str(error)
         if notes.unreadable:
             self.headless = notes.unreadable[0].reason
-        return found
+        return records
 
     def text(self, errors: str = "strict") -> IO[str]:
         """The file as text. Reading raises StoreError if it is not UTF-8, or its compression is broken."""
@@ -203,8 +203,8 @@ class Source:
                 yield from self._lines()
             case "array":
                 chars = self._chars()
-                found = self._part_of_list(self.span, chars) if self.span else elements(chars)
-                yield from self._counted(found, chars)
+                records = self._part_of_list(self.span, chars) if self.span else elements(chars)
+                yield from self._counted(records, chars)
             case "document":
                 yield from self._counted(self._whole())
             case "csv":
@@ -280,8 +280,8 @@ class Source:
     def document(self) -> Any:
         """The whole file as one value; of JSON Lines all lines, as a list."""
         if self.kind in ("lines", "array"):
-            found = list(self.records())
-            return found[0] if self.kind == "lines" and len(found) == 1 else found
+            records = list(self.records())
+            return records[0] if self.kind == "lines" and len(records) == 1 else records
         with self.text() as file:
             text = file.read(self.limit + 1)
         if len(text) > self.limit:

@@ -23,8 +23,8 @@ def messages_of(attributes: dict[str, Any], notes: Notes) -> list[dict[str, Any]
         chat.append({"role": "system", "content": _part_texts(system if isinstance(system, list) else [system], notes)})
     for key in MESSAGES:
         value = attributes.get(key)
-        for one in (json_of(value, key) if isinstance(value, str) else value) or []:
-            chat += _from_parts(one, notes) if "parts" in one else [one]
+        for message in (json_of(value, key) if isinstance(value, str) else value) or []:
+            chat += _from_parts(message, notes) if "parts" in message else [message]
     return chat if len(chat) > bool(system) else _flattened(attributes, notes)
 
 
@@ -56,12 +56,12 @@ def _part_texts(parts: list[Any], notes: Notes) -> str:
     return text_of(parts, notes, "parts.")
 
 
-def _from_parts(one: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
+def _from_parts(raw: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
     """A message of the conventions, and its tool answers as messages of their own."""
-    notes.rest(one, frozenset({"role", "parts", "finish_reason"}), "messages.")
-    message: dict[str, Any] = {"role": one["role"], "content": ""}
+    notes.rest(raw, frozenset({"role", "parts", "finish_reason"}), "messages.")
+    message: dict[str, Any] = {"role": raw["role"], "content": ""}
     answers, rest = [], []
-    for part in one["parts"]:
+    for part in raw["parts"]:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "tool_call":
             notes.rest(part, frozenset({"type", "id", "name", "arguments"}), "parts.")
@@ -83,13 +83,13 @@ def _from_parts(one: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
 
 def _flattened(attributes: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
     """Messages whose fields are attributes of their own."""
-    found: dict[tuple[int, int], dict[str, Any]] = {}
+    messages_at: dict[tuple[int, int], dict[str, Any]] = {}
     for key, value in attributes.items():
         if not (match := FLAT.fullmatch(key)):
             continue
         side = 0 if match[1] == "input" or match[2] == "prompt" else 1
         role = "user" if side == 0 else "assistant"
-        message = found.setdefault((side, int(match[3])), {"role": role, "calls": {}, "parts": {}})
+        message = messages_at.setdefault((side, int(match[3])), {"role": role, "calls": {}, "parts": {}})
         if call := _CALL.fullmatch(match[4]):
             message["calls"].setdefault(int(call[1]), {"name": ""})[call[2]] = value
         elif match[4] in ("role", "content", "tool_call_id", "name"):
@@ -99,11 +99,11 @@ def _flattened(attributes: dict[str, Any], notes: Notes) -> list[dict[str, Any]]
         else:
             notes.ignored["messages." + re.sub(r"\.\d+\b", "", match[4])] += 1
     chat = []
-    for _, message in sorted(found.items(), key=lambda one: one[0]):
-        calls = [one for _, one in sorted(message.pop("calls").items())]
-        parts = [one for _, one in sorted(message.pop("parts").items())]
+    for _, message in sorted(messages_at.items(), key=lambda item: item[0]):
+        calls = [call for _, call in sorted(message.pop("calls").items())]
+        parts = [part for _, part in sorted(message.pop("parts").items())]
         if parts:  # a call among them is an attribute of its own too
-            message["content"] = [one for one in parts if not (calls and one.get("type") == "tool_use")]
+            message["content"] = [part for part in parts if not (calls and part.get("type") == "tool_use")]
         chat.append(message | ({"tool_calls": calls} if calls else {}))
     return chat
 
@@ -125,6 +125,6 @@ def loose(value: Any, role: str, notes: Notes) -> list[dict[str, Any]]:
         value = value["messages"]
     if isinstance(value, dict) and ("role" in value or "content" in value):
         return [{"role": role, **value}]
-    if isinstance(value, list) and value and all(isinstance(one, dict) and "role" in one for one in value):
+    if isinstance(value, list) and value and all(isinstance(element, dict) and "role" in element for element in value):
         return value
     return [{"role": role, "content": text_of(value, notes, data=True)}] if value else []

@@ -205,23 +205,23 @@ def find_list(chars: Chars, key: str, beside: dict[str, Any]) -> bool:
 
 def outline(chars: Chars) -> dict[str, Any]:
     """Top-level members of an object; of lists the first element alone. Long documents are read in part."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     chars.expect("{")
     while chars.peek() != "}" and chars.taken < HEAD:
         name = chars.value()
         chars.expect(":")
         if chars.peek() == "[":
-            found[name] = []
+            fields[name] = []
             for element in elements(chars):
-                if not found[name] and not isinstance(element, TooLongError):
-                    found[name].append(element)
+                if not fields[name] and not isinstance(element, TooLongError):
+                    fields[name].append(element)
                 if chars.taken >= HEAD:
                     break
         else:
-            found[name] = chars.value()
+            fields[name] = chars.value()
         if chars.taken >= HEAD or chars.expect(",}") == "}":
             break
-    return found
+    return fields
 
 
 def utf8_fault(line: bytes) -> str | None:

@@ -109,7 +109,7 @@ def _model(document: dict[str, Any]) -> str | None:
 def _messages(document: dict[str, Any], source: Source) -> list[dict[str, Any]]:
     steps, history = document.get("trajectory") or [], document.get("history") or []
     ours = any((step.get("extra_info") or {}).get("agentrl") for step in steps)
-    if history and not ours and (not steps or any(one.get("tool_calls") for one in history)):
+    if history and not ours and (not steps or any(message.get("tool_calls") for message in history)):
         return _from_history(history, steps, source)
     if not steps:
         raise KeyError("trajectory")
@@ -123,19 +123,19 @@ def _from_history(history: list[dict[str, Any]], steps: list[dict[str, Any]], so
     """The history, and what the steps have beyond its end: a run that is ended from outside leaves its last step in the
     trajectory alone."""
     messages = _chat(history, source)
-    own = [one for one in history if one["role"] == "assistant" and not one.get("is_demo")]
+    own = [message for message in history if message["role"] == "assistant" and not message.get("is_demo")]
     within, exact = _steps_within(steps, own)
     later = steps[within:]
     for step in steps[:within]:  # their text is in the history too
         source.notes.rest(step, _KNOWN_STEP | {"response"}, "trajectory.")
     last = messages[-1] if messages else {}
     if exact and last.get("tool_calls"):
-        told = text_of(steps[within - 1].get("observation"), source.notes, "trajectory.observation.", data=True)
-        if told:
+        observation = text_of(steps[within - 1].get("observation"), source.notes, "trajectory.observation.", data=True)
+        if observation:
             source.notes.remark("observations of a last step that the history lacks: taken from the trajectory")
             call = last["tool_calls"][0]
-            messages.append({"role": "tool", "content": told, "tool_call_id": call["id"], "name": call["name"]})
-    tools = {call["name"] for one in messages for call in one.get("tool_calls") or []}
+            messages.append({"role": "tool", "content": observation, "tool_call_id": call["id"], "name": call["name"]})
+    tools = {call["name"] for message in messages for call in message.get("tool_calls") or []}
     for number, step in enumerate(later, within):
         source.notes.remark("last steps that the history lacks: taken from the trajectory")
         messages += _step_messages(number, step, source, tools)
@@ -150,10 +150,10 @@ def _steps_within(steps: list[dict[str, Any]], own: list[dict[str, Any]]) -> tup
     last = own[-1]
     for number in range(len(steps), 0, -1):
         step = steps[number - 1]
-        said = text_of(last.get("content"), Notes())
+        text = text_of(last.get("content"), Notes())
         acted = bool(last.get("action")) and step.get("action") == last["action"]
         if (acted and (step.get("thought") or "") == (last.get("thought") or "")) or (
-            said and step.get("response") == said
+            text and step.get("response") == text
         ):
             return number, True
     return min(len(own), len(steps)), False
@@ -162,19 +162,19 @@ def _steps_within(steps: list[dict[str, Any]], own: list[dict[str, Any]]) -> tup
 def _chat(history: list[dict[str, Any]], source: Source) -> list[dict[str, Any]]:
     """History items as chat: SWE-agent keeps the ids of answered calls in a list. Demonstrations are left out."""
     plain = []
-    for one in history:
-        source.notes.rest(one, _KNOWN_HISTORY, "history.")
-        if one.get("is_demo"):
+    for message in history:
+        source.notes.rest(message, _KNOWN_HISTORY, "history.")
+        if message.get("is_demo"):
             source.notes.remark("demonstrations in the history (is_demo)")
             continue
-        ids = one.get("tool_call_ids")
-        item = {"role": one["role"], "content": one.get("content"), "tool_calls": one.get("tool_calls")}
-        for block in one.get("thinking_blocks") or []:
+        ids = message.get("tool_call_ids")
+        item = {"role": message["role"], "content": message.get("content"), "tool_calls": message.get("tool_calls")}
+        for block in message.get("thinking_blocks") or []:
             source.notes.rest(block, frozenset({"type", "thinking"}), "history.thinking_blocks.")
-        if thoughts := [part.get("thinking") for part in one.get("thinking_blocks") or []]:
+        if thoughts := [part.get("thinking") for part in message.get("thinking_blocks") or []]:
             item["reasoning"] = "\n".join(text for text in thoughts if text)
-        if one["role"] == "tool" or ids:
-            item |= {"role": "tool", "tool_call_id": ids[0] if ids else one.get("tool_call_id")}
+        if message["role"] == "tool" or ids:
+            item |= {"role": "tool", "tool_call_id": ids[0] if ids else message.get("tool_call_id")}
         plain.append(item)
     return from_chat(plain, source.notes)
 
@@ -192,8 +192,8 @@ def _step_messages(
     thought = step.get("thought") or ""
     action = (step.get("action") or "").strip()
     if not action:
-        said = (thought or step.get("response") or "").strip()
-        return [{"role": "assistant", "content": said}] if said else []
+        text = (thought or step.get("response") or "").strip()
+        return [{"role": "assistant", "content": text}] if text else []
     name, arguments = (action, {}) if action in tools else ("bash", {"command": action})
     call = {"id": f"call_{number}", "name": name, "arguments": json.dumps(arguments)}
     result = text_of(step.get("observation"), notes, "trajectory.observation.", data=True)
@@ -205,12 +205,14 @@ def _step_messages(
 
 def _opening(step: dict[str, Any]) -> list[dict[str, Any]]:
     asked = step.get("query") or step.get("messages") or step.get("message") or []
-    return [one for one in asked if one.get("role") in ("system", "user")] if isinstance(asked, list) else []
+    return (
+        [message for message in asked if message.get("role") in ("system", "user")] if isinstance(asked, list) else []
+    )
 
 
 def _leading(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """System and user messages at the head of the history."""
-    return list(takewhile(lambda one: one.get("role") in ("system", "user"), history))
+    return list(takewhile(lambda message: message.get("role") in ("system", "user"), history))
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:

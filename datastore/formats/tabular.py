@@ -72,7 +72,7 @@ def parquet_content(source: "Source") -> str:
             numbers, metadata = range(file.num_row_groups), file.metadata
         if any(too_long(source.path, metadata, number, source.limit) for number in numbers):
             return hashlib.blake2b(source.path.read_bytes(), digest_size=16).hexdigest()
-        rows = min((batch_rows(source.path, metadata, one, source.limit) for one in numbers), default=BATCH_ROWS)
+        rows = min((batch_rows(source.path, metadata, number, source.limit) for number in numbers), default=BATCH_ROWS)
         return parquet_digest(source.path, batch_rows=DIGEST_ROWS if rows == BATCH_ROWS else rows)
     except (pa.ArrowException, OSError) as error:
         raise StoreError(f"{source.name} is no Parquet file that can be read: {error}") from None

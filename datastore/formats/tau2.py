@@ -109,22 +109,22 @@ class _Context:
 
     def task(self, name: str) -> Any:
         if self._tasks is None:
-            self._tasks = {str(one.get("id")): one for one in self.document.get("tasks") or []}
+            self._tasks = {str(task.get("id")): task for task in self.document.get("tasks") or []}
         return self._tasks.get(name)
 
-    def rows(self, one: dict[str, Any]) -> Iterator[Row]:
+    def rows(self, simulation: dict[str, Any]) -> Iterator[Row]:
         notes = self.source.notes
-        if not one.get("messages") and one.get("ticks"):
+        if not simulation.get("messages") and simulation.get("ticks"):
             raise ValueError("is a full-duplex simulation: it has ticks and no messages")
-        notes.rest(one, _KNOWN, "simulations.")
-        reward = one.get("reward_info") or {}
+        notes.rest(simulation, _KNOWN, "simulations.")
+        reward = simulation.get("reward_info") or {}
         notes.rest(reward, _KNOWN_REWARD, "reward_info.")
         info = self.document.get("info") or {}
         domain = (info.get("environment_info") or {}).get("domain_name") or "tau2"
-        extra = dict(one.get("agentrl") or {})
+        extra = dict(simulation.get("agentrl") or {})
         tools = extra.pop("tools", None) or tools_text((info.get("environment_info") or {}).get("tool_defs"))
-        messages, errors = _messages(one["messages"], self.source)
-        system = one.get("policy") or (info.get("environment_info") or {}).get("policy")
+        messages, errors = _messages(simulation["messages"], self.source)
+        system = simulation.get("policy") or (info.get("environment_info") or {}).get("policy")
         if system and not extra and messages and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
         scored = score(reward, "reward", notes, "reward_info.")
@@ -132,28 +132,28 @@ class _Context:
             messages,
             source="tau2",
             extra=extra,
-            origin=_origin(one, notes),
-            task=f"{domain}/{one['task_id']}",
-            task_content=self.task(str(one["task_id"])) or "",
-            trajectory_id=str(one["id"]),
-            sample_index=one.get("trial"),
+            origin=_origin(simulation, notes),
+            task=f"{domain}/{simulation['task_id']}",
+            task_content=self.task(str(simulation["task_id"])) or "",
+            trajectory_id=str(simulation["id"]),
+            sample_index=simulation.get("trial"),
             env=domain,
             policy=(info.get("agent_info") or {}).get("llm"),
-            sampling=line({"seed": one["seed"]}) if one.get("seed") is not None else None,
+            sampling=line({"seed": simulation["seed"]}) if simulation.get("seed") is not None else None,
             tools=tools,
             reward=scored,
             success=None if scored is None else scored >= 1.0,
-            termination=termination(_REASONS, one.get("termination_reason"), notes),
+            termination=termination(_REASONS, simulation.get("termination_reason"), notes),
             reward_components=components(_parts(reward, notes), notes, "reward_info."),
             n_tool_errors=errors,
         )
 
 
-def _origin(one: dict[str, Any], notes: Notes) -> dict[str, Any]:
+def _origin(simulation: dict[str, Any], notes: Notes) -> dict[str, Any]:
     """When a simulation began, and what the agent used: the user and the judge are not the policy."""
     spent = Calls(notes)
-    cost = one.get("agent_cost")
-    for message in one["messages"]:
+    cost = simulation.get("agent_cost")
+    for message in simulation["messages"]:
         for name in ("usage", "cost"):
             if message.get(name) and message.get("role") != "assistant":
                 notes.ignored[f"messages.{name}"] += 1
@@ -162,7 +162,7 @@ def _origin(one: dict[str, Any], notes: Notes) -> dict[str, Any]:
             if cost is None:
                 spent.paid(message.get("cost"), "messages.cost")
     spent.paid(cost, "simulations.agent_cost")
-    return {"source_time": moment(one.get("start_time") or one.get("timestamp")), **spent.fields()}
+    return {"source_time": moment(simulation.get("start_time") or simulation.get("timestamp")), **spent.fields()}
 
 
 def _parts(reward: dict[str, Any], notes: Notes) -> dict[str, Any]:
@@ -172,10 +172,14 @@ def _parts(reward: dict[str, Any], notes: Notes) -> dict[str, Any]:
         parts["db_check"] = check.get("db_reward")
         notes.rest(check, frozenset({"db_reward"}), "reward_info.db_check.")
     for key in _CHECKS:
-        found = [one for one in reward.get(key) or [] if isinstance(one, dict)]
-        for one in found:
-            notes.rest(one, _MET, f"reward_info.{key}.")
-        met = [bool(one.get("met", one.get("action_match"))) for one in found if "met" in one or "action_match" in one]
+        checks = [check for check in reward.get(key) or [] if isinstance(check, dict)]
+        for single in checks:
+            notes.rest(single, _MET, f"reward_info.{key}.")
+        met = [
+            bool(check.get("met", check.get("action_match")))
+            for check in checks
+            if "met" in check or "action_match" in check
+        ]
         if met:
             parts[key] = sum(met) / len(met)
     return parts
@@ -183,17 +187,21 @@ def _parts(reward: dict[str, Any], notes: Notes) -> dict[str, Any]:
 
 def _messages(items: Iterable[dict[str, Any]], source: Source) -> tuple[list[dict[str, Any]], int]:
     """Fields of messages, and how many tool messages have an error."""
-    flat = list(chain.from_iterable(one.get("tool_messages") or [one] for one in items))
+    flat = list(chain.from_iterable(message.get("tool_messages") or [message] for message in items))
     chat, errors = [], 0
-    for one in flat:
-        source.notes.rest(one, _KNOWN_MESSAGE, "messages.")
-        plain = {"role": one["role"], "content": one.get("content"), "reasoning_content": one.get("reasoning_content")}
-        if one["role"] == "tool":
-            errors += bool(one.get("error"))
-            plain |= {"tool_call_id": spoken(one.get("id")), "name": one.get("name")}
-            plain |= {"is_error": bool(one["error"])} if one.get("error") is not None else {}
-        elif one.get("tool_calls"):
-            plain["tool_calls"] = one["tool_calls"]
+    for item in flat:
+        source.notes.rest(item, _KNOWN_MESSAGE, "messages.")
+        plain = {
+            "role": item["role"],
+            "content": item.get("content"),
+            "reasoning_content": item.get("reasoning_content"),
+        }
+        if item["role"] == "tool":
+            errors += bool(item.get("error"))
+            plain |= {"tool_call_id": spoken(item.get("id")), "name": item.get("name")}
+            plain |= {"is_error": bool(item["error"])} if item.get("error") is not None else {}
+        elif item.get("tool_calls"):
+            plain["tool_calls"] = item["tool_calls"]
         chat.append(plain)
     return from_chat(chat, source.notes), errors
 
@@ -234,15 +242,15 @@ def _simulation(row: Trajectory) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    one: dict[str, Any] = {"role": message.role.value, "content": message.content}
+    answer: dict[str, Any] = {"role": message.role.value, "content": message.content}
     if message.role is Role.TOOL:
         known = {} if message.error is None else {"error": message.error}
-        return one | {"id": message.tool_call_id, "name": message.name, "requestor": "assistant", **known}
+        return answer | {"id": message.tool_call_id, "name": message.name, "requestor": "assistant", **known}
     if message.reasoning is not None:
-        one["reasoning_content"] = message.reasoning
+        answer["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        one["tool_calls"] = [
+        answer["tool_calls"] = [
             {"id": call.id, "name": call.name, "arguments": call.parsed(), "requestor": message.role.value}
             for call in message.tool_calls
         ]
-    return one
+    return answer

@@ -32,24 +32,24 @@ def fits(head: Any) -> int:
 
 
 def read(source: Source) -> Iterator[Row]:
-    def convert(one: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(one, _KNOWN)
-        info = one.get("info") or {}
+    def convert(record: dict[str, Any]) -> Iterator[Row]:
+        source.notes.rest(record, _KNOWN)
+        info = record.get("info") or {}
         source.notes.rest(info, _KNOWN_INFO, "info.")
         failed = bool(info.get("error"))
-        reward = None if failed else score(one, "reward", source.notes)
-        stopped = bool(one["traj"]) and "###STOP###" in str(one["traj"][-1].get("content"))
+        reward = None if failed else score(record, "reward", source.notes)
+        stopped = bool(record["traj"]) and "###STOP###" in str(record["traj"][-1].get("content"))
         scored = info.get("reward_info") or {}
-        known = _KNOWN_REWARD if scored.get("reward") == one.get("reward") else _KNOWN_REWARD - {"reward"}
+        known = _KNOWN_REWARD if scored.get("reward") == record.get("reward") else _KNOWN_REWARD - {"reward"}
         source.notes.rest(scored, known, "info.reward_info.")
         detail = scored.get("info") or {}
         source.notes.rest(detail, frozenset(_PARTS), "info.reward_info.info.")
         yield make_row(
-            from_chat(one["traj"], source.notes),
+            from_chat(record["traj"], source.notes),
             source="tau-bench",
-            task=one["task_id"],
+            task=record["task_id"],
             task_content=info.get("task"),
-            sample_index=one.get("trial"),
+            sample_index=record.get("trial"),
             env="tau-bench",
             reward=reward,
             success=None if reward is None else reward >= 1.0,

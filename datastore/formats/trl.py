@@ -38,16 +38,16 @@ def _chat(messages: list[Message]) -> list[dict[str, Any]]:
 def fits_sft(head: Any) -> int:
     if not (isinstance(head, dict) and is_chat(head.get("messages"))) or anthropic.fits(head) == 2 or is_log(head):
         return 0
-    calls = [one for message in head["messages"] for one in message.get("tool_calls") or []]
+    calls = [call for message in head["messages"] for call in message.get("tool_calls") or []]
     dicts = any(
-        isinstance((one.get("function") or {}).get("arguments"), dict) for one in calls if isinstance(one, dict)
+        isinstance((call.get("function") or {}).get("arguments"), dict) for call in calls if isinstance(call, dict)
     )
     return 2 if "input_ids" in head or dicts else 1
 
 
 def write_sft(rows: Iterable[Trajectory], path: Path) -> int:
     def line(row: Trajectory) -> dict[str, Any]:
-        tokens = {"input_ids": row.input_ids, "assistant_masks": [int(one) for one in row.action_mask]}
+        tokens = {"input_ids": row.input_ids, "assistant_masks": [int(is_action) for is_action in row.action_mask]}
         return {"messages": _chat(row.messages), "tools": functions_text(row.tools)} | (tokens if row.input_ids else {})
 
     return write_lines(path, map(line, rows))
@@ -76,9 +76,9 @@ def _mask(line: dict[str, Any], length: int) -> list[bool]:
     """From a mask, or from ``labels``, in which -100 marks what is not trained on."""
     for key in ("assistant_masks", "completion_mask"):
         if line.get(key):
-            return [bool(one) for one in line[key]]
+            return [bool(is_action) for is_action in line[key]]
     if line.get("labels"):
-        return [one != -100 for one in line["labels"]]
+        return [label != -100 for label in line["labels"]]
     return [False] * length
 
 
@@ -193,7 +193,7 @@ def preference_rows(
 ) -> Iterator[Row]:
     """Rows of one task from the messages of the chosen and of the rejected side. Without a prompt, the messages that
     both begin with are the prompt."""
-    content = canonical([[one["role"], one["content"]] for one in _shared(*sides)])
+    content = canonical([[message["role"], message["content"]] for message in _shared(*sides)])
     tools = tools_text(line.get("tools"))
     for index, (messages, success) in enumerate(zip(sides, (True, False), strict=True)):
         yield make_row(
@@ -208,8 +208,8 @@ def preference_rows(
         )
 
 
-def _shared(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+def _shared(first: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for index, (a, b) in enumerate(zip(first, other, strict=False)):
         if a != b:
-            return one[:place]
-    return one[: min(len(one), len(other))]
+            return first[:index]
+    return first[: min(len(first), len(other))]

@@ -31,25 +31,25 @@ def completed(row: Trajectory) -> Trajectory:
 
 
 def _linked(messages: list[Message]) -> list[Message]:
-    calls = all(call.id for one in messages for call in one.tool_calls)
-    if calls and all(one.tool_call_id for one in messages if one.role is Role.TOOL):
+    calls = all(call.id for message in messages for call in message.tool_calls)
+    if calls and all(message.tool_call_id for message in messages if message.role is Role.TOOL):
         return messages
     linked: list[Message] = []
     waiting: list[ToolCall] = []
-    for number, one in enumerate(messages):
-        if one.tool_calls:
+    for number, message in enumerate(messages):
+        if message.tool_calls:
             waiting = [
-                call if call.id else call.model_copy(update={"id": f"call_{number}_{place}"})
-                for place, call in enumerate(one.tool_calls)
+                call if call.id else call.model_copy(update={"id": f"call_{number}_{index}"})
+                for index, call in enumerate(message.tool_calls)
             ]
-            one = one.model_copy(update={"tool_calls": list(waiting)})
-        elif one.role is Role.TOOL:
-            call = _answered(one, waiting)
+            message = message.model_copy(update={"tool_calls": list(waiting)})
+        elif message.role is Role.TOOL:
+            call = _answered(message, waiting)
             if call:
                 waiting.remove(call)
-            if not one.tool_call_id:
-                one = one.model_copy(update={"tool_call_id": call.id if call else f"call_{number}"})
-        linked.append(one)
+            if not message.tool_call_id:
+                message = message.model_copy(update={"tool_call_id": call.id if call else f"call_{number}"})
+        linked.append(message)
     return linked
 
 
@@ -62,10 +62,12 @@ def _answered(answer: Message, waiting: Sequence[ToolCall]) -> ToolCall | None:
 
 
 def _wrapped(tools: str) -> str:
-    found = json.loads(tools)
-    if not isinstance(found, list) or all(isinstance(one, dict) and "function" in one for one in found):
+    functions_or_tools = json.loads(tools)
+    if not isinstance(functions_or_tools, list) or all(
+        isinstance(tool, dict) and "function" in tool for tool in functions_or_tools
+    ):
         return tools
-    return json.dumps([_function(one) for one in found], ensure_ascii=False)
+    return json.dumps([_function(tool) for tool in functions_or_tools], ensure_ascii=False)
 
 
 def _function(tool: Any) -> Any:
@@ -82,18 +84,18 @@ def _function(tool: Any) -> Any:
 def functions(tools: str) -> list[Any]:
     """The tools that are functions, of those of a row that is :func:`completed`. Others (a tool that one server runs,
     or that one program knows) are valid for nobody else."""
-    return [one for one in json.loads(tools) if is_function(one)]
+    return [tool for tool in json.loads(tools) if is_function(tool)]
 
 
 def bare(tools: str) -> list[Any]:
     """The same as verifiers has them: name, description and parameters, without the ``function`` around them."""
     return [
-        {"description": "", "parameters": {"type": "object", "properties": {}}} | one["function"]
-        for one in functions(tools)
+        {"description": "", "parameters": {"type": "object", "properties": {}}} | tool["function"]
+        for tool in functions(tools)
     ]
 
 
 def functions_text(tools: str) -> str:
     """The same as :func:`functions` as JSON text; text without others stays as it is."""
-    found = functions(tools)
-    return tools if len(found) == len(json.loads(tools)) else json.dumps(found, ensure_ascii=False)
+    listed = functions(tools)
+    return tools if len(listed) == len(json.loads(tools)) else json.dumps(listed, ensure_ascii=False)

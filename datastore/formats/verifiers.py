@@ -85,7 +85,7 @@ def _line(index: int, row: Trajectory) -> dict[str, Any]:
     turns, placed = _turns(row)
     ours = carried(row) | {"tools": row.tools}
     if row.input_ids and not placed:  # no spans say which turn a token belongs to
-        mask = [int(one) for one in row.action_mask]
+        mask = [int(is_action) for is_action in row.action_mask]
         ours["tokens"] = {"input_ids": row.input_ids, "action_mask": mask, "logprobs": finite(row.logprobs)}
     return {
         "example_id": index,
@@ -123,7 +123,7 @@ def _turns(row: Trajectory) -> tuple[list[dict[str, Any]], bool]:
                 "prompt_ids": row.input_ids[:start],
                 "prompt_mask": [0] * start,
                 "completion_ids": row.input_ids[start:end],
-                "completion_mask": [int(one) for one in row.action_mask[start:end]],
+                "completion_mask": [int(is_action) for is_action in row.action_mask[start:end]],
                 "completion_logprobs": finite(row.logprobs[start:end]),
             }
         turns.append(turn)
@@ -197,10 +197,10 @@ def _chat(value: Any, role: str) -> list[dict[str, Any]]:
 
 def _with_rewards(messages: list[dict[str, Any]], turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages, with the turns' rewards if there is a turn for each of the assistant's."""
-    spoken = [one for one in messages if one["role"] == "assistant"]
+    spoken = [message for message in messages if message["role"] == "assistant"]
     if len(spoken) == len(turns):
-        for one, turn in zip(spoken, turns, strict=True):
-            one["reward"] = turn.get("reward")
+        for message, turn in zip(spoken, turns, strict=True):
+            message["reward"] = turn.get("reward")
     return messages
 
 
@@ -208,16 +208,16 @@ def _segments(
     turns: list[dict[str, Any]], messages: list[dict[str, Any]], source: Source
 ) -> list[tuple[list[dict[str, Any]], dict[str, Any]]]:
     """Contiguous stretches of turns, with their messages and token columns."""
-    found = [turn.get("tokens") or {} for turn in turns]
-    if not any(found):
+    tokens_of_turns = [turn.get("tokens") or {} for turn in turns]
+    if not any(tokens_of_turns):
         return [(_with_rewards(messages, turns), {})]
-    if any(one.get("completion_ids") and not one.get("prompt_ids") for one in found):
+    if any(tokens.get("completion_ids") and not tokens.get("prompt_ids") for tokens in tokens_of_turns):
         source.notes.remark("completion ids without prompt ids: the row comes without tokens")
         return [(messages, {})]
     segments: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
     columns: dict[str, list[Any]] = {}
     part: list[dict[str, Any]] = []
-    for turn, tokens in zip(turns, found, strict=True):
+    for turn, tokens in zip(turns, tokens_of_turns, strict=True):
         prompt, completion = tokens.get("prompt_ids") or [], tokens.get("completion_ids") or []
         before = from_chat(_chat(turn.get("prompt"), "user"), source.notes)
         if not columns or prompt[: len(columns["input_ids"])] != columns["input_ids"]:
@@ -227,11 +227,11 @@ def _segments(
         else:
             part += before[len(part) :]
         _extend(columns, prompt, completion, tokens)
-        said = from_chat(_chat(turn.get("completion"), "assistant"), source.notes)
-        if said:
+        answers = from_chat(_chat(turn.get("completion"), "assistant"), source.notes)
+        if answers:
             start = len(prompt)
-            said[0] |= {"token_start": start, "token_end": start + len(completion), "reward": turn.get("reward")}
-        part += said
+            answers[0] |= {"token_start": start, "token_end": start + len(completion), "reward": turn.get("reward")}
+        part += answers
         trailing = (turn.get("extras") or {}).get("trailing_ids") or []
         _extend(columns, columns["input_ids"] + trailing, [], {})
     if len(segments) == 1:  # tool messages after the last turn stand in the completion alone
@@ -244,7 +244,7 @@ def _extend(columns: dict[str, list[Any]], prompt: list[int], completion: list[i
     new = prompt[len(columns["input_ids"]) :]
     columns["input_ids"] += new + completion
     mask = tokens.get("completion_mask") or [1] * len(completion)
-    columns["action_mask"] += [False] * len(new) + [bool(one) for one in mask]
+    columns["action_mask"] += [False] * len(new) + [bool(is_action) for is_action in mask]
     values = list(tokens.get("completion_logprobs") or [None] * len(completion))
     known = [value if keep else None for value, keep in zip(values, mask, strict=True)]
     columns["logprobs"] += [None] * len(new) + known

@@ -189,8 +189,8 @@ def _row(
     name = extra.get("trajectory_id") or trace.get("id") or f"trace-{source.number}"
     if branch is not None:
         extra |= {"trajectory_id": f"{name}-{branch}", "segment": branch}
-    rewards = {key: one for key, one in (trace.get("rewards") or {}).items() if one is not None}
-    parts = [_component(key, one) for key, one in rewards.items()]
+    rewards = {key: reward for key, reward in (trace.get("rewards") or {}).items() if reward is not None}
+    parts = [_component(key, reward) for key, reward in rewards.items()]
     agent = trace.get("agent") if isinstance(trace.get("agent"), dict) else {}
     assert agent is not None
     task = trace.get("task") or episode.get("task") or {}
@@ -227,13 +227,13 @@ def _end(trace: dict[str, Any], source: Source) -> Termination | None:
         return Termination.TIME_LIMIT
     if trace.get("errors") and not trace.get("ok"):
         return Termination.INFRA_ERROR
-    calls = [one for one in trace.get("calls") or [] if isinstance(one, dict) and not one.get("error")]
+    calls = [call for call in trace.get("calls") or [] if isinstance(call, dict) and not call.get("error")]
     cut = bool(calls) and calls[-1].get("finish_reason") == "length"
     return Termination.MAX_TOKENS if cut else stop
 
 
-def _component(name: str, one: dict[str, Any]) -> dict[str, Any]:
-    return component(name, float(one["score"]), float(one.get("weight", 1.0)))
+def _component(name: str, reward: dict[str, Any]) -> dict[str, Any]:
+    return component(name, float(reward["score"]), float(reward.get("weight", 1.0)))
 
 
 def _content(nodes: list[dict[str, Any]], source: Source) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -246,7 +246,7 @@ def _content(nodes: list[dict[str, Any]], source: Source) -> tuple[list[dict[str
         source.notes.rest(node, _KNOWN_NODE, "traces.nodes.")
         [message] = from_chat([node["message"]], source.notes)
         tokens = node.get("token_ids") or []
-        own = [bool(one) for one in node.get("mask") or [False] * len(tokens)]
+        own = [bool(is_action) for is_action in node.get("mask") or [False] * len(tokens)]
         span = (node["span"] or [None, None]) if "span" in node else _span(node, len(ids), own)
         values = iter(node.get("logprobs") or [])
         logprobs += [_known(next(values, None)) if action else math.nan for action in own]
@@ -259,9 +259,9 @@ def _content(nodes: list[dict[str, Any]], source: Source) -> tuple[list[dict[str
 def _span(node: dict[str, Any], start: int, mask: list[bool]) -> list[int | None]:
     """Of what a model sampled the sampled tokens, otherwise the tokens that are content."""
     inside = node.get("is_content") or []
-    content = [start + i for i, one in enumerate(inside) if one]
+    content = [start + i for i, is_action in enumerate(inside) if is_action]
     if node.get("sampled") and any(mask):
-        places = [start + i for i, one in enumerate(mask) if one]
+        places = [start + i for i, is_action in enumerate(mask) if is_action]
         content = [min([*content, *places]), max([*content, *places])] if content else [places[0], places[-1]]
     return [content[0], content[-1] + 1] if content else [None, None]
 

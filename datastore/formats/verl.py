@@ -108,7 +108,7 @@ def _line(row: Trajectory) -> dict[str, Any]:
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         source.notes.rest(line, _KNOWN | BESIDE)
-        chat = [{key: value for key, value in one.items() if value is not None} for one in line["messages"]]
+        chat = [{key: value for key, value in message.items() if value is not None} for message in line["messages"]]
         messages, origin = from_chat(chat, source.notes), beside(line, source.notes)
         row = make_row(messages, source="verl", origin=origin, tools=tools_text(line.get("tools")))
         yield answered(row, source.notes)
@@ -139,7 +139,7 @@ def read_tasks(path: Path) -> list[Task]:
     for number, line in enumerate(pq.read_table(path).to_pylist()):
         info = line.get("extra_info") or {}
         known = {name: info[name] for name in _TASK_INFO if info.get(name) is not None}
-        prompt = next(one["content"] for one in reversed(line["prompt"]) if one["role"] == "user")
+        prompt = next(message["content"] for message in reversed(line["prompt"]) if message["role"] == "user")
         values = {"task_id": f"{line['data_source']}-{number}", "split": "train"} | known
         truth = (line.get("reward_model") or {}).get("ground_truth")
         tasks.append(Task(env=line["data_source"], prompt=prompt, ground_truth=json_text(truth), **values))

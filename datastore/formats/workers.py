@@ -57,7 +57,7 @@ def read_files(files: Sequence[File], keep: Keep = lambda _: None) -> Iterator[R
     cut = parts(files)
     first = list(itertools.islice(cut, WORTH_IT)) if workers > 1 else []
     if len(first) < WORTH_IT:
-        return batches(((one.source, row) for one in files for row in _guarded(one.source, _rows(one))), keep)
+        return batches(((file.source, row) for file in files for row in _guarded(file.source, _rows(file))), keep)
     return _read_together(files, itertools.chain(first, cut), keep, workers)
 
 
@@ -109,10 +109,10 @@ class _Worker:
 
     @classmethod
     def start(cls, files: Sequence[File], keep: Keep) -> "_Worker":
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid:
-            theirs.close()
+            child.close()
             return cls(pid, ours)
         status = 1
         try:
@@ -121,7 +121,7 @@ class _Worker:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             gc.freeze()
             _spare_pandas()
-            _work(theirs, files, keep)
+            _work(child, files, keep)
             status = 0
         finally:
             os._exit(status)
@@ -208,9 +208,9 @@ def _work(parent: socket.socket, files: Sequence[File], keep: Keep) -> None:
         number = free.pop()
         with open(shared[number], "wb", closefd=False) as file:
             file.seek(0)
-            said = _write(part, files, keep, file)
+            outcome = _write(part, files, keep, file)
             tables_size = file.tell()
-            pickle.dump(said, file)
+            pickle.dump(outcome, file)
             file.flush()
             socket.send_fds(parent, [b"%d %d %d" % (number, tables_size, file.tell())], [shared[number]])
 
@@ -219,27 +219,32 @@ def _write(part: Part, files: Sequence[File], keep: Keep, file: Any) -> _Read:
     """Write the tables of a part as an Arrow stream."""
     sources = {number: files[number].source for number in range(part.first, part.first + part.files)}
     own = {
-        number: one.part(part.span, Notes(one.notes.quarantine, one.notes.prompts)) for number, one in sources.items()
+        number: source.part(part.span, Notes(source.notes.quarantine, source.notes.prompts))
+        for number, source in sources.items()
     }
-    numbers = {id(one): number for number, one in own.items()}
-    said = _Read([], [], [])
+    numbers = {id(source): number for number, source in own.items()}
+    outcome = _Read([], [], [])
     try:
-        rows = ((one, row) for number, one in own.items() for row in _guarded(one, files[number].format.rows(one)))
+        rows = (
+            (source, row)
+            for number, source in own.items()
+            for row in _guarded(source, files[number].format.rows(source))
+        )
         with pa.ipc.new_stream(file, LENIENT_SCHEMA) as stream:
             for batch in batches(rows, keep):
                 if not batch.table.num_rows:
                     continue
                 stream.write_table(batch.table.combine_chunks())
-                said.rows.append(_runs(batch.sources, numbers))
-                said.kept.append(batch.kept if any(one is not None for one in batch.kept) else None)
+                outcome.rows.append(_runs(batch.sources, numbers))
+                outcome.kept.append(batch.kept if any(values is not None for values in batch.kept) else None)
     except Exception as error:
-        said.error = error
-    said.notes = [(number, one.notes) for number, one in own.items() if not one.notes.empty]
-    return said
+        outcome.error = error
+    outcome.notes = [(number, source.notes) for number, source in own.items() if not source.notes.empty]
+    return outcome
 
 
 def _runs(sources: Sequence[Source], numbers: dict[int, int]) -> list[tuple[int, int]]:
     """The number of each source, and how many rows in turn are of it."""
     if len(numbers) == 1:
         return [(number, len(sources)) for number in numbers.values()]
-    return [(numbers[one], len(list(run))) for one, run in itertools.groupby(map(id, sources))]
+    return [(numbers[source_id], len(list(run))) for source_id, run in itertools.groupby(map(id, sources))]

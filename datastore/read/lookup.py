@@ -65,14 +65,14 @@ class _File:
 class Lookup:
     """Reads rows of one table by ``trajectory_id``."""
 
-    def __init__(self, place: LocalPlace | S3Place, folder: str) -> None:
-        self._place = place
+    def __init__(self, storage: LocalPlace | S3Place, folder: str) -> None:
+        self._place = storage
         self._folder = folder
         self._files: dict[str, _File] = {}
         self._version: tuple[object, int] | None = None
         self._footers: dict[str, pq.FileMetaData] = {}
         self._lock = threading.Lock()
-        self._copies = Copies(place)
+        self._copies = Copies(storage)
 
     def read(self, files: "Sequence[_File]", ids: pa.Array, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
         """Rows of ``files`` with these ids; ids that are not there are left out. What is read together stays together,
@@ -86,7 +86,9 @@ class Lookup:
             return values.slice(first, end - first)
 
         hit = [(file, asked) for file in files if len(asked := within(file.least, file.most))]
-        copied = _each(lambda one: self._copies.read(one[0].path, one[1], columns), hit)
+        copied = _each(
+            lambda group_and_rows: self._copies.read(group_and_rows[0].path, group_and_rows[1], columns), hit
+        )
         rest = [file for (file, _), rows in zip(hit, copied, strict=True) if rows is None]
         work = zip(rest, _each(lambda file: self._groups(file, names), rest), strict=True)
         # several row groups of one file are one task, but never so many that one thread has all the work
@@ -129,7 +131,7 @@ class Lookup:
         }
         self._version = version
         with self._lock:
-            self._footers = {name: one for name, one in self._footers.items() if name in self._files}
+            self._footers = {name: footer for name, footer in self._footers.items() if name in self._files}
         return list(self._files.values())
 
     def _names(self, file: _File, source: pq.ParquetFile) -> list[str]:
@@ -144,8 +146,11 @@ class Lookup:
                 footer = source.metadata
             file.columns = tuple(footer.schema.to_arrow_schema().names)
             index = file.columns.index("trajectory_id")  # a scalar before all lists
-            found = (footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups))
-            bounds = ((one.min, one.max) if one and one.has_min_max else ("", _LAST) for one in found)
+            statistics = (footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups))
+            bounds = (
+                (statistic.min, statistic.max) if statistic and statistic.has_min_max else ("", _LAST)
+                for statistic in statistics
+            )
             file.groups = [_Group(number, *both) for number, both in enumerate(bounds)]
         return [group for group in file.groups if _hit(names, group.least, group.most)]
 
@@ -172,7 +177,10 @@ class Lookup:
         """Keep a footer if there is room. None makes room for another: random ids go through all files again and again,
         and the one that was used longest ago is then the one that is needed next."""
         with self._lock:
-            if sum(one.serialized_size for one in self._footers.values()) + footer.serialized_size <= FOOTER_BYTES:
+            if (
+                sum(footer.serialized_size for footer in self._footers.values()) + footer.serialized_size
+                <= FOOTER_BYTES
+            ):
                 self._footers[path] = footer
 
 
@@ -191,7 +199,7 @@ def _chosen(rows: pa.Table, asked: pa.ChunkedArray) -> pa.Table:
     if len(places) == rows.num_rows:
         return rows
     if places and len(places) * 32 <= rows.num_rows:
-        return pa.concat_tables([rows.slice(place, 1) for place in places])
+        return pa.concat_tables([rows.slice(row, 1) for row in places])
     return rows.filter(asked)
 
 

@@ -25,8 +25,8 @@ _DIGEST_BYTES = 16
 class ScalarCopies:
     """The copies that this machine has of one table: in the store's folder, or for S3 in the cache folder."""
 
-    def __init__(self, place: LocalPlace | S3Place) -> None:
-        self._working = place.working_folder()
+    def __init__(self, storage: LocalPlace | S3Place) -> None:
+        self._working = storage.working_folder()
         self.folder = self._working / FOLDER
 
     def lacking(self, file: str, names: Iterable[str]) -> list[str]:

@@ -43,9 +43,9 @@ class ScalarColumns:
     its threads may call this again.
     """
 
-    def __init__(self, place: LocalPlace | S3Place, storage_options: dict[str, str] | None) -> None:
+    def __init__(self, storage: LocalPlace | S3Place, storage_options: dict[str, str] | None) -> None:
         self._options = storage_options
-        self._copies = ScalarCopies(place)
+        self._copies = ScalarCopies(storage)
         self._held = _Held()
 
     def get(self, files: Sequence[str], names: Sequence[str], read: bool) -> pl.DataFrame | None:
@@ -59,13 +59,13 @@ class ScalarColumns:
         missing = [name for name in names if name not in held.columns]
         if missing and (not read or held.room < LIMIT_BYTES / 8):
             return None
-        found = dict(held.columns)
+        columns = dict(held.columns)
         for column in self._read(held.files, missing):
-            found[column.name] = column
+            columns[column.name] = column
             if held.room >= column.estimated_size():
                 held = _Held(held.files, {**held.columns, column.name: column})
         self._held = held
-        return pl.DataFrame([found[name] for name in names])
+        return pl.DataFrame([columns[name] for name in names])
 
     def _followed(self, held: _Held, files: Sequence[str]) -> _Held:
         """The same columns of another list of files. New files are read; if files are gone, all columns are dropped."""
@@ -108,7 +108,7 @@ class ScalarColumns:
             pl.scan_parquet(file, storage_options=self._options, glob=False).select(names)
             for file, names in wanted.items()
         )
-        return {file: {one.name: one for one in frame} for file, frame in zip(wanted, frames, strict=True)}
+        return {file: {series.name: series for series in frame} for file, frame in zip(wanted, frames, strict=True)}
 
 
 def scan(files: Sequence[str], from_files: Callable[[], pl.LazyFrame], scalars: ScalarColumns) -> pl.LazyFrame:

@@ -11,6 +11,8 @@ def rescored(rows: pl.LazyFrame, scores: pa.Table | None) -> pl.LazyFrame:
         return rows
     names = rows.collect_schema().names()
     given = {"reward": "reward", "success": "success", "reward_components": "components"}
-    theirs = pl.DataFrame(scores.select(["trajectory_id", *given.values()])).rename({"components": "reward_components"})
+    new_scores = pl.DataFrame(scores.select(["trajectory_id", *given.values()])).rename(
+        {"components": "reward_components"}
+    )
     kept = rows.drop([name for name in given if name in names])
-    return kept.join(theirs.lazy(), on="trajectory_id", how="left").select(names)
+    return kept.join(new_scores.lazy(), on="trajectory_id", how="left").select(names)

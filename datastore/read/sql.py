@@ -33,20 +33,20 @@ def execute(tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = Fa
     """
     check(query, unsafe)
     try:
-        found = pl.SQLContext(dict(tables)).execute(query)
-        names = found.collect_schema().names()
+        frame = pl.SQLContext(dict(tables)).execute(query)
+        names = frame.collect_schema().names()
     except (PolarsError, PanicException) as error:
         raise failed(error, tables, query) from None
     if "len" in names and "count" not in names and _COUNT.search(query) and not re.search(r"\blen\b", query, re.I):
-        return found.rename({"len": "count"})  # what SQL calls it
-    return found
+        return frame.rename({"len": "count"})  # what SQL calls it
+    return frame
 
 
 def collect(tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = False) -> pl.DataFrame:
     """The answer. Raises StoreError as :func:`execute` does, and if the query fails on the data."""
-    found = execute(tables, query, unsafe=unsafe)
+    frame = execute(tables, query, unsafe=unsafe)
     try:
-        return found.collect()
+        return frame.collect()
     except (PolarsError, PanicException) as error:
         raise failed(error, tables, query) from None
 
@@ -76,11 +76,11 @@ def check(query: str, unsafe: bool = False) -> None:
         raise StoreError(f"the query has {operators:,} operators; at most {MAX_OPERATORS} are allowed")
     if unsafe:
         return
-    for found in _READER.finditer(query):
+    for match in _READER.finditer(query):
         # comments are refused too: with one, only Polars' own parser knows which functions are called
-        if _CALLED.match(query, found.end()) or _COMMENT.search(query):
+        if _CALLED.match(query, match.end()) or _COMMENT.search(query):
             raise StoreError(
-                f"the query calls {found[0]}, which reads files: allowed are the tables of the buffer. "
+                f"the query calls {match[0]}, which reads files: allowed are the tables of the buffer. "
                 "If you wrote the query yourself and want this, add --unsafe-sql to `agentrl buffer query`"
             )
 
@@ -95,16 +95,16 @@ def failed(error: BaseException, tables: Mapping[str, pl.LazyFrame], query: str)
     columns = ""
     if isinstance(error, ColumnNotFoundError) or "column" in reason or "found" in reason:
         listed = {name: tables[name].collect_schema().names() for name in named}
-        columns = "".join(f"\ncolumns of {name}: {', '.join(found)}" for name, found in listed.items())
+        columns = "".join(f"\ncolumns of {name}: {', '.join(names)}" for name, names in listed.items())
     return StoreError(f"query failed: {reason[:500]}{columns}")
 
 
 def _did_you_mean(reason: str, tables: Mapping[str, pl.LazyFrame]) -> str:
     """Where a name is that Polars has not found, or what is most like it; empty if nothing is."""
-    found = re.search(r"unable to find column \"([^\"]+)\"|column named '([^']+)'|relation '([^']+)'", reason)
-    if not found:
+    match = re.search(r"unable to find column \"([^\"]+)\"|column named '([^']+)'|relation '([^']+)'", reason)
+    if not match:
         return ""
-    *column, table = found.groups()
+    *column, table = match.groups()
     if elsewhere := [name for name, frame in tables.items() if {*column} & {*frame.collect_schema().names()}]:
         return f"; it is a column of {elsewhere[0]}"
     columns = [name for frame in tables.values() for name in frame.collect_schema().names()]

@@ -25,9 +25,9 @@ COLUMNS = ("trajectory_id", "input_ids", "action_mask", "logprobs")
 class Copies:
     """The copies that this machine has of one table: in the store's folder, or for S3 in the cache folder."""
 
-    def __init__(self, place: LocalPlace | S3Place) -> None:
-        self.folder = place.working_folder() / "tokens"
-        self._working = place.working_folder()
+    def __init__(self, storage: LocalPlace | S3Place) -> None:
+        self.folder = storage.working_folder() / "tokens"
+        self._working = storage.working_folder()
 
     def read(self, name: str, ids: pa.Array, columns: Collection[str]) -> pa.Table | None:
         """Rows of the data file ``name`` with these ids. None if there is no copy, or it lacks a column."""

@@ -111,16 +111,16 @@ def _argument(key: str) -> pl.Expr:
 def keys_of(query: str) -> list[str]:
     """The keys of arguments that a query names, as in ``args.who``, ``args."a key"`` and ``args ->> 'who'``. Raises
     StoreError if Polars' JSON paths cannot name one: it has a backslash, or both kinds of quotes."""
-    found = [
+    keys = [
         quoted.replace('""', '"') or ticked or plain or text.replace("''", "'")
         for quoted, ticked, plain, text in _ARGUMENT.findall(query)
     ]
-    if wrong := [key for key in found if "\\" in key or {"'", '"'} <= set(key)]:
+    if wrong := [key for key in keys if "\\" in key or {"'", '"'} <= set(key)]:
         raise StoreError(
             f"args: the key {wrong[0]!r} has a backslash or both kinds of quotes, and no path reaches it; "
             "select arguments, and read their JSON"
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(keys))
 
 
 def views(trajectories: pl.LazyFrame, query: str = "") -> dict[str, pl.LazyFrame]:

@@ -137,9 +137,9 @@ class SearchIndex:
             meta = self._meta()
             if meta is None or meta["table_version"] != version:
                 self._extend(meta, version, progress or (lambda done, total: None))
-        found = self.state()
-        assert found is not None
-        return found
+        state = self.state()
+        assert state is not None
+        return state
 
     def _extend(self, meta: dict[str, object] | None, version: int, progress: Progress) -> None:
         if meta is not None and meta["embedder"] != self.embedder.identity:
@@ -246,12 +246,12 @@ class SearchIndex:
         texts = np.unique(rows["__text"].to_numpy())
         # every text has a row, so k texts are enough, unless one task holds many of them: then look at all
         for limit in (max(k * POOL, 100), len(texts)):
-            found = self._ranked(rows, texts, text, limit, method, diverse)
+            ranked = self._ranked(rows, texts, text, limit, method, diverse)
             if per_task is not None:
-                found = found.group_by("task_id", maintain_order=True).head(per_task).sort("__place", *RANK)
-            if found.height >= k or limit >= len(texts):
+                ranked = ranked.group_by("task_id", maintain_order=True).head(per_task).sort("__place", *RANK)
+            if ranked.height >= k or limit >= len(texts):
                 break
-        return found.head(k).select("trajectory_id", "score", *COLUMNS[1:])
+        return ranked.head(k).select("trajectory_id", "score", *COLUMNS[1:])
 
     def _ranked(
         self, rows: pl.DataFrame, texts: np.ndarray, text: str, limit: int, method: Method, diverse: float | None
@@ -280,10 +280,10 @@ class SearchIndex:
         except pl.exceptions.PolarsError as error:
             raise StoreError(f"filter {where!s}: {str(error).splitlines()[0]}") from None
         numbers = pl.DataFrame({"prompt": self._texts, "__text": np.arange(len(self._texts))}, schema_overrides=_TYPES)
-        found = chosen.join(numbers, on="prompt", how="inner")
+        numbered = chosen.join(numbers, on="prompt", how="inner")
         if where is None:
-            self._rows = (version, found)
-        return found
+            self._rows = (version, numbered)
+        return numbered
 
     def _rank(self, text: str, allowed: np.ndarray, k: int, method: Method) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of texts, best first, and their scores."""

@@ -26,9 +26,9 @@ class PrincipalPlane:
 
     def places(self, vectors: np.ndarray) -> np.ndarray:
         """Where vectors [texts, dimensions] are, float32 [texts, 2]; with one dimension the second number is 0."""
-        found = np.zeros((len(vectors), 2), np.float32)
-        found[:, : self.axes.shape[1]] = (vectors - self.origin) @ self.axes
-        return found
+        places = np.zeros((len(vectors), 2), np.float32)
+        places[:, : self.axes.shape[1]] = (vectors - self.origin) @ self.axes
+        return places
 
 
 def _moments(batches: Iterable[np.ndarray], fitted: int) -> tuple[np.ndarray, np.ndarray]:

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _PLAIN = re.compile(r"[A-Za-z0-9/_.~@:+,=&;!()'$-]*")
 
 
-def is_plain(place: LocalPlace | S3Place) -> bool:
+def is_plain(storage: LocalPlace | S3Place) -> bool:
     """Whether delta-rs and Polars read the place's name as we do."""
-    return not isinstance(place, LocalPlace) or _PLAIN.fullmatch(place.uri) is not None
+    return not isinstance(storage, LocalPlace) or _PLAIN.fullmatch(storage.uri) is not None
 
 
-def opened_as(place: LocalPlace | S3Place, folder: str) -> str:
+def opened_as(storage: LocalPlace | S3Place, folder: str) -> str:
     """The name under which delta-rs opens the log of the table in ``folder``."""
-    if not isinstance(place, LocalPlace) or is_plain(place):
-        return f"{place.uri.rstrip('/')}/{folder}"
-    return _linked(place.root / folder)
+    if not isinstance(storage, LocalPlace) or is_plain(storage):
+        return f"{storage.uri.rstrip('/')}/{folder}"
+    return _linked(storage.root / folder)
 
 
 @cache
@@ -45,25 +45,25 @@ def _linked(table: Path) -> str:
     return f"{folder}/{table.name}"
 
 
-def data_files(place: LocalPlace | S3Place, folder: str, table: "DeltaTable") -> list[str]:
+def data_files(storage: LocalPlace | S3Place, folder: str, table: "DeltaTable") -> list[str]:
     """The table's data files, as Polars takes them."""
-    if is_plain(place):
+    if is_plain(storage):
         return table.file_uris()
     import pyarrow as pa
 
     names = pa.table(table.get_add_actions())["path"].to_pylist()
-    return [f"{place.uri}/{folder}/{unquote(name)}" for name in names]
+    return [f"{storage.uri}/{folder}/{unquote(name)}" for name in names]
 
 
-def scan_table(place: LocalPlace | S3Place, folder: str, table: "DeltaTable") -> "pl.LazyFrame":
+def scan_table(storage: LocalPlace | S3Place, folder: str, table: "DeltaTable") -> "pl.LazyFrame":
     """All rows of a table's version. Statistics of the log skip files only if the place's name is plain."""
     import polars as pl
     import pyarrow as pa
 
-    if is_plain(place):
+    if is_plain(storage):
         return pl.scan_delta(table)
     schema = pl.DataFrame(pa.schema(table.schema()).empty_table()).schema
-    files = data_files(place, folder, table)
+    files = data_files(storage, folder, table)
     if not files:
         return pl.LazyFrame(schema=schema)
     return pl.scan_parquet(files, schema=schema, glob=False, missing_columns="insert", extra_columns="ignore")

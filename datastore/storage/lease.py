@@ -45,7 +45,7 @@ Check = Callable[[], None]
 
 
 @contextmanager
-def hold(place: LocalPlace | S3Place, key: str, timeout: float = -1) -> Iterator[Check]:
+def hold(storage: LocalPlace | S3Place, key: str, timeout: float = -1) -> Iterator[Check]:
     """Hold the lock ``key`` and yield the check that it is still held.
 
     ``timeout`` in seconds; negative waits for ever, with a warning after :data:`QUIET_SECONDS`; zero does not wait.
@@ -54,26 +54,26 @@ def hold(place: LocalPlace | S3Place, key: str, timeout: float = -1) -> Iterator
     with ExitStack() as stack:
         if timeout < 0:
             try:
-                check = stack.enter_context(_held(place, key, QUIET_SECONDS))
+                check = stack.enter_context(_held(storage, key, QUIET_SECONDS))
             except LockTimeoutError as error:
                 warnings.warn(f"waiting: {error}", stacklevel=3)
-                check = stack.enter_context(_held(place, key, timeout))
+                check = stack.enter_context(_held(storage, key, timeout))
         else:
-            check = stack.enter_context(_held(place, key, timeout))
+            check = stack.enter_context(_held(storage, key, timeout))
         yield check
 
 
 @contextmanager
-def _held(place: LocalPlace | S3Place, key: str, timeout: float) -> Iterator[Check]:
-    if isinstance(place, LocalPlace):
-        lock = _file_lock(place, key, timeout)
+def _held(storage: LocalPlace | S3Place, key: str, timeout: float) -> Iterator[Check]:
+    if isinstance(storage, LocalPlace):
+        lock = _file_lock(storage, key, timeout)
         try:
             yield _always
         finally:
-            (place.root / key).unlink(missing_ok=True)  # while it is held
+            (storage.root / key).unlink(missing_ok=True)  # while it is held
             lock.release()
     else:
-        lease = _Lease(place, key)
+        lease = _Lease(storage, key)
         lease.acquire(timeout)
         try:
             yield lease.renew
@@ -85,11 +85,11 @@ def _always() -> None:
     """A file lock is never lost while its holder lives."""
 
 
-def _file_lock(place: LocalPlace, key: str, timeout: float) -> "BaseFileLock":
+def _file_lock(storage: LocalPlace, key: str, timeout: float) -> "BaseFileLock":
     """The lock, acquired."""
     from filelock import FileLock, Timeout
 
-    path = place.root / key
+    path = storage.root / key
     make_folder(path.parent)
     lock = FileLock(path)
     try:
@@ -102,8 +102,8 @@ def _file_lock(place: LocalPlace, key: str, timeout: float) -> "BaseFileLock":
 class _Lease:
     """One lease of this process."""
 
-    def __init__(self, place: S3Place, key: str) -> None:
-        self._place, self._key = place, key
+    def __init__(self, storage: S3Place, key: str) -> None:
+        self._place, self._key = storage, key
         self._tag: str | None = None
         self._lost = False
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class _Lease:
         self._holder = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "owner": owners.me(place.working_folder()),
+            "owner": owners.me(storage.working_folder()),
             "since": datetime.now(UTC).isoformat(timespec="seconds"),  # for people to read; the code does not use it
         }
 
@@ -120,11 +120,11 @@ class _Lease:
         deadline = None if timeout < 0 else time.monotonic() + timeout
         while True:
             looked = time.monotonic()
-            found = self._place.tagged(self._key)
-            if found is None:
+            lease = self._place.tagged(self._key)
+            if lease is None:
                 free, tag, holder = True, None, {}
             else:
-                tag, holder = found[1], _holder(found[0])
+                tag, holder = lease[1], _holder(lease[0])
                 free = (
                     not holder
                     or _died_here(self._place, holder)
@@ -135,8 +135,8 @@ class _Lease:
                 self._thread.start()
                 return
             if deadline is not None and time.monotonic() >= deadline:
-                who = f"{holder.get('host')}, process {holder.get('pid')}, since {holder.get('since')}"
-                raise LockTimeoutError(f"{self._place.uri}/{self._key} is held by {who}; wait for it, or stop it")
+                held_by = f"{holder.get('host')}, process {holder.get('pid')}, since {holder.get('since')}"
+                raise LockTimeoutError(f"{self._place.uri}/{self._key} is held by {held_by}; wait for it, or stop it")
             time.sleep(POLL_SECONDS)
 
     def _unchanged_since(self, tag: str) -> float:
@@ -184,39 +184,39 @@ class _Lease:
         return self._place.put_if(self._key, _body(holder), tag)
 
 
-def tidy(place: LocalPlace | S3Place) -> None:
+def tidy(storage: LocalPlace | S3Place) -> None:
     """Remove what locks leave behind: files of killed holders, and leases that nobody has touched for :data:`UNUSED`.
     Leases of processes that died on this machine are released. The caller holds a lock, so that on S3 the newest one
     tells the time."""
-    if isinstance(place, LocalPlace):
-        for name in place.children("locks")[1]:
-            with suppress(LockTimeoutError), _held(place, f"locks/{name}", 0):
+    if isinstance(storage, LocalPlace):
+        for name in storage.children("locks")[1]:
+            with suppress(LockTimeoutError), _held(storage, f"locks/{name}", 0):
                 pass
         return
-    leases = dict(place.listing("locks"))
+    leases = dict(storage.listing("locks"))
     for key, changed in leases.items():
         if max(leases.values()) - changed > UNUSED:
-            place.delete(key)
-        elif (found := place.tagged(key)) and _died_here(place, _holder(found[0])):
-            place.put_if(key, _body({}), found[1])
+            storage.delete(key)
+        elif (lease := storage.tagged(key)) and _died_here(storage, _holder(lease[0])):
+            storage.put_if(key, _body({}), lease[1])
 
 
 def _body(holder: dict[str, Any]) -> bytes:
     return json.dumps({**holder, "beat": uuid.uuid4().hex}).encode()  # each version has a tag of its own
 
 
-def _died_here(place: S3Place, holder: dict[str, Any]) -> bool:
+def _died_here(storage: S3Place, holder: dict[str, Any]) -> bool:
     if holder.get("host") != socket.gethostname():
         return False
-    return owners.state(place.working_folder(), str(holder.get("owner"))) is owners.Owner.DEAD
+    return owners.state(storage.working_folder(), str(holder.get("owner"))) is owners.Owner.DEAD
 
 
 def _holder(body: bytes) -> dict[str, Any]:
     """Who holds a lease; empty if it was released. A lease whose body cannot be read counts as held until it is old."""
     try:
-        found = json.loads(body)
+        holder = json.loads(body)
     except ValueError:
         return {"host": "unknown"}
-    if not isinstance(found, dict):
+    if not isinstance(holder, dict):
         return {"host": "unknown"}
-    return {name: value for name, value in found.items() if name != "beat"}
+    return {name: value for name, value in holder.items() if name != "beat"}

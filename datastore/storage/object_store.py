@@ -91,8 +91,8 @@ class LocalPlace:
 
             make_folder(self.root / "locks")
             with FileLock(self.root / "locks/replace.lock"):
-                found = self.tagged(key)
-                if found is None or found[1] != tag:
+                current = self.tagged(key)
+                if current is None or current[1] != tag:
                     return None
                 self.write(key, data)
                 return _tag(data)
@@ -141,10 +141,10 @@ class LocalPlace:
 
     def children(self, prefix: str) -> tuple[list[str], list[str]]:
         try:
-            found = sorted(os.scandir(self.root / prefix), key=lambda item: item.name)
+            entries = sorted(os.scandir(self.root / prefix), key=lambda item: item.name)
         except (FileNotFoundError, NotADirectoryError):
             return [], []
-        shown = [item for item in found if not item.name.startswith(".")]
+        shown = [item for item in entries if not item.name.startswith(".")]
         return [item.name for item in shown if item.is_dir()], [item.name for item in shown if not item.is_dir()]
 
     def delete(self, prefix: str) -> None:
@@ -183,15 +183,15 @@ class S3Place:
         self._store = S3Store(bucket, prefix=prefix or None, config=options, client_options={"allow_http": allow_http})  # type: ignore[arg-type]
 
     def read(self, key: str) -> bytes | None:
-        found = self.tagged(key)
-        return found[0] if found else None
+        tagged = self.tagged(key)
+        return tagged[0] if tagged else None
 
     def tagged(self, key: str) -> tuple[bytes, str] | None:
         import obstore
 
         try:
-            found = obstore.get(self._store, key)
-            return bytes(found.bytes()), str(found.meta["e_tag"])
+            answer = obstore.get(self._store, key)
+            return bytes(answer.bytes()), str(answer.meta["e_tag"])
         except (FileNotFoundError, obstore.exceptions.NotFoundError):
             return None
 
@@ -209,8 +209,8 @@ class S3Place:
             return str(obstore.put(self._store, key, data, mode=mode)["e_tag"])  # type: ignore[arg-type]
         except (errors.AlreadyExistsError, errors.PreconditionError, errors.NotFoundError, FileNotFoundError):
             # a second try is told the same if the first one succeeded and its answer was lost
-            found = self.tagged(key)
-            return found[1] if found and found[0] == data else None
+            current = self.tagged(key)
+            return current[1] if current and current[0] == data else None
 
     def open(self, key: str) -> Any:
         """An Arrow file that reads only the ranges asked for. This is Arrow's own client: it fetches the ranges of a
@@ -261,10 +261,10 @@ class S3Place:
     def children(self, prefix: str) -> tuple[list[str], list[str]]:
         import obstore
 
-        found = obstore.list_with_delimiter(self._store, prefix=prefix)
-        folders = sorted(name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"])
-        files = sorted(meta["path"].rpartition("/")[2] for meta in found["objects"])
-        return [one for one in folders if one[:1] != "."], [one for one in files if one[:1] != "."]
+        listing = obstore.list_with_delimiter(self._store, prefix=prefix)
+        folders = sorted(name.rstrip("/").rpartition("/")[2] for name in listing["common_prefixes"])
+        files = sorted(meta["path"].rpartition("/")[2] for meta in listing["objects"])
+        return [folder for folder in folders if folder[:1] != "."], [name for name in files if name[:1] != "."]
 
     def delete(self, prefix: str) -> None:
         import obstore
@@ -335,10 +335,10 @@ def storage_options(uri: str | Path) -> dict[str, str]:
 
 def make_folder(folder: Path) -> None:
     """Make a folder and those above it; their names are durable."""
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for one in missing:
-        sync(one.parent)
+    for parent in missing:
+        sync(parent.parent)
 
 
 def sync(path: Path) -> None:

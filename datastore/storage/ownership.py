@@ -54,8 +54,8 @@ def me(working: Path) -> str:
 
 def owner_in(name: str) -> str | None:
     """The owner that a file's or folder's name carries, or None."""
-    found = _MARK.search(name)
-    return found[1] if found else None
+    match = _MARK.search(name)
+    return match[1] if match else None
 
 
 def state(working: Path, owner: str) -> Owner:

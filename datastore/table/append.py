@@ -36,7 +36,7 @@ class _AlreadyThereError(Exception):
 def append(
     to: BufferTable,
     known: KnownIds,
-    place: LocalPlace | S3Place,
+    storage: LocalPlace | S3Place,
     rows: Rows,
     lineage: dict[str, str],
     shard: int,
@@ -56,9 +56,9 @@ def append(
             if is_appended(table.transaction_version(name)):
                 raise _AlreadyThereError
 
-    with FileWriter(place) as files:
+    with FileWriter(storage) as files:
         label = f"{lineage['stage']}-{lineage['fingerprint'][:8]}-{shard}"
-        checked = Ingest(rows, lineage, on_error, place, label, known, refuse_if_appended)
+        checked = Ingest(rows, lineage, on_error, storage, label, known, refuse_if_appended)
 
         def build(table: "DeltaTable") -> Sequence[Action]:
             before = table.transaction_version(name)
@@ -92,7 +92,7 @@ def _refuse_clashes(known: KnownIds, checked: Ingest, new: frozenset[str]) -> No
     """Raise if files that came into the table since the rows were checked hold one of their ids."""
     if clashes := known.clashes(checked.ids, new):
         reason = "was appended by another process in the meantime"
-        problems = [(-1, one, "trajectory_id", f"{reason} ({file})") for one, file in sorted(clashes.items())]
+        problems = [(-1, row_id, "trajectory_id", f"{reason} ({file})") for row_id, file in sorted(clashes.items())]
         raise InvalidRowsError(problems[:MAX_PROBLEMS])
 
 

@@ -56,9 +56,14 @@ def commit(
                 if to.open().version() < version:
                     raise
                 continue  # the file that could not be read may have left the table
-        said = {"timestamp": int(time.time() * 1000), "operation": operation, "operationParameters": {}, "commit": mark}
+        info_fields = {
+            "timestamp": int(time.time() * 1000),
+            "operation": operation,
+            "operationParameters": {},
+            "commit": mark,
+        }
         # commitInfo comes last: a file that was cut short lacks it
-        lines = [json.dumps(one, ensure_ascii=False) for one in [*actions, {"commitInfo": said | info}]]
+        lines = [json.dumps(action, ensure_ascii=False) for action in [*actions, {"commitInfo": info_fields | info}]]
         if _create(to.place, version, "\n".join(lines).encode(), files):
             break
         time.sleep(random.uniform(0, 0.01))
@@ -67,7 +72,7 @@ def commit(
     return version
 
 
-def _create(place: LocalPlace | S3Place, version: int, body: bytes, files: FileWriter | None) -> bool:
+def _create(storage: LocalPlace | S3Place, version: int, body: bytes, files: FileWriter | None) -> bool:
     """Create the commit. Returns whether the log has it under this version. After an error the log is read, and on S3
     the commit is put again."""
     key = commit_key(version)
@@ -77,14 +82,14 @@ def _create(place: LocalPlace | S3Place, version: int, body: bytes, files: FileW
             files.committed = None
         try:
             # False also if the answer to a put was lost, and the client has put it twice
-            outcome = place.put_if(key, body, None) is not None or place.read(key) == body
+            outcome = storage.put_if(key, body, None) is not None or storage.read(key) == body
         except BaseException as error:
-            outcome = _settle(place, key, body)
+            outcome = _settle(storage, key, body)
             if outcome and isinstance(error, Exception):
                 return True
             if isinstance(error, Exception):
                 raise StoreError(
-                    f"commit {version} of {place.uri} failed, the table is as it was: {one_line(error)}"
+                    f"commit {version} of {storage.uri} failed, the table is as it was: {one_line(error)}"
                 ) from error
             raise
     finally:
@@ -93,21 +98,21 @@ def _create(place: LocalPlace | S3Place, version: int, body: bytes, files: FileW
     return outcome
 
 
-def _settle(place: LocalPlace | S3Place, key: str, body: bytes) -> bool:
+def _settle(storage: LocalPlace | S3Place, key: str, body: bytes) -> bool:
     """Whether a commit is in the log, after an error that does not tell. On S3 a put may still be on its way. Only a
     commit with this number settles that, so it is put again."""
     try:
-        found = place.read(key)
-        if found is None and not isinstance(place, LocalPlace):
-            return place.put_if(key, body, None) is not None or place.read(key) == body
-        if found == body and isinstance(place, LocalPlace):
-            sync((place.root / key).parent)
+        stored = storage.read(key)
+        if stored is None and not isinstance(storage, LocalPlace):
+            return storage.put_if(key, body, None) is not None or storage.read(key) == body
+        if stored == body and isinstance(storage, LocalPlace):
+            sync((storage.root / key).parent)
     except Exception as error:
         raise StoreError(
-            f"nobody knows whether {place.uri}/{key} was committed, since the store is silent ({one_line(error)}); "
+            f"nobody knows whether {storage.uri}/{key} was committed, since the store is silent ({one_line(error)}); "
             "its files are kept. Do it again: what is in the table already is not done twice"
         ) from error
-    return found == body
+    return stored == body
 
 
 def _checkpoint(to: BufferTable) -> None:

@@ -59,10 +59,10 @@ def parse(version: int, data: bytes) -> Commit:
     """A commit from its file. Raises TornError if the file is empty, cut short or filled with something else."""
     try:
         actions = [json.loads(line) for line in data.splitlines()]
-        info = next(one["commitInfo"] for one in actions if "commitInfo" in one)
-        adds = {unquote(one["add"]["path"]): one["add"] for one in actions if "add" in one}
-        removes = frozenset(unquote(one["remove"]["path"]) for one in actions if "remove" in one)
-        transactions = {one["txn"]["appId"]: int(one["txn"]["version"]) for one in actions if "txn" in one}
+        info = next(action["commitInfo"] for action in actions if "commitInfo" in action)
+        adds = {unquote(action["add"]["path"]): action["add"] for action in actions if "add" in action}
+        removes = frozenset(unquote(action["remove"]["path"]) for action in actions if "remove" in action)
+        transactions = {action["txn"]["appId"]: int(action["txn"]["version"]) for action in actions if "txn" in action}
     except (StopIteration, ValueError, TypeError, KeyError) as error:
         raise TornError(f"{len(data)} bytes, {str(error) or 'without commitInfo'}") from None
     if "shard" in info and not transactions:
@@ -70,31 +70,31 @@ def parse(version: int, data: bytes) -> Commit:
     return Commit(version, adds, removes, transactions, info)
 
 
-def versions(place: LocalPlace | S3Place) -> list[int]:
+def versions(storage: LocalPlace | S3Place) -> list[int]:
     """Numbers of the commit files, in order."""
-    found = (_COMMIT.fullmatch(key) for key in place.keys(LOG))
-    return sorted(int(match[1]) for match in found if match)
+    matches = (_COMMIT.fullmatch(key) for key in storage.keys(LOG))
+    return sorted(int(match[1]) for match in matches if match)
 
 
-def read(place: LocalPlace | S3Place, first: int = 0, last: int | None = None) -> list[Commit]:
+def read(storage: LocalPlace | S3Place, first: int = 0, last: int | None = None) -> list[Commit]:
     """The commits ``first`` to ``last``, oldest first; each file is read once. Raises if one cannot be read."""
-    wanted = [one for one in versions(place) if one >= first and (last is None or one <= last)]
-    return list(_read(place, wanted))
+    wanted = [version for version in versions(storage) if version >= first and (last is None or version <= last)]
+    return list(_read(storage, wanted))
 
 
-def newest(place: LocalPlace | S3Place, limit: int) -> list[Commit]:
+def newest(storage: LocalPlace | S3Place, limit: int) -> list[Commit]:
     """The newest commits, oldest of them first."""
-    return list(_read(place, versions(place)[-limit:]))
+    return list(_read(storage, versions(storage)[-limit:]))
 
 
-def _read(place: LocalPlace | S3Place, wanted: list[int]) -> Iterable[Commit]:
+def _read(storage: LocalPlace | S3Place, wanted: list[int]) -> Iterable[Commit]:
     def one(version: int) -> Commit:
         try:
-            return parse(version, place.read(commit_key(version)) or b"")
+            return parse(version, storage.read(commit_key(version)) or b"")
         except TornError as error:
             raise CorruptError(f"commit {commit_key(version)}", str(error)) from None
 
-    if isinstance(place, LocalPlace) or len(wanted) < 2:
+    if isinstance(storage, LocalPlace) or len(wanted) < 2:
         return map(one, wanted)
     with ThreadPoolExecutor(_REQUESTS) as pool:
         return list(pool.map(one, wanted))
@@ -103,71 +103,71 @@ def _read(place: LocalPlace | S3Place, wanted: list[int]) -> Iterable[Commit]:
 def lives(commits: Iterable[Commit]) -> dict[str, list[tuple[int, int | None]]]:
     """For each file the ranges of versions that hold it, as (first version, first later version without it, or
     None)."""
-    found: dict[str, list[tuple[int, int | None]]] = {}
+    stretches_of: dict[str, list[tuple[int, int | None]]] = {}
     for commit in commits:
         for name in commit.removes:
-            if name in found and found[name][-1][1] is None:
-                found[name][-1] = (found[name][-1][0], commit.version)
+            if name in stretches_of and stretches_of[name][-1][1] is None:
+                stretches_of[name][-1] = (stretches_of[name][-1][0], commit.version)
         for name in commit.adds:
-            stretches = found.setdefault(name, [])
+            stretches = stretches_of.setdefault(name, [])
             if not stretches or stretches[-1][1] is not None:
                 stretches.append((commit.version, None))
-    return found
+    return stretches_of
 
 
 # torn files
 
 
-def is_torn(place: LocalPlace, version: int) -> bool:
+def is_torn(storage: LocalPlace, version: int) -> bool:
     """Whether the file of this commit, which exists, is not whole."""
     try:
-        parse(version, place.read(commit_key(version)) or b"")
+        parse(version, storage.read(commit_key(version)) or b"")
     except TornError:
         return True
     return False
 
 
-def mend(place: LocalPlace | S3Place) -> list[str]:
+def mend(storage: LocalPlace | S3Place) -> list[str]:
     """Set aside a newest commit and checkpoints that a power loss left empty or torn, and say so. Gives their names.
 
     What is set aside was never acknowledged, because an append returns only after its commit and all earlier ones are
     on the disk. A torn commit that is not the newest stays, because later commits may depend on its rows.
     """
-    with hold(place, "locks/mend-trajectories.lock"):
-        torn = _torn_checkpoints(place)
-        if (known := versions(place)) and isinstance(place, LocalPlace) and is_torn(place, known[-1]):
+    with hold(storage, "locks/mend-trajectories.lock"):
+        torn = _torn_checkpoints(storage)
+        if (known := versions(storage)) and isinstance(storage, LocalPlace) and is_torn(storage, known[-1]):
             torn.append(commit_key(known[-1]))
         for key in torn:
             target = f"{ASIDE}/{key.rpartition('/')[2]}.{uuid.uuid4().hex[:8]}"
-            place.write(target, place.read(key) or b"")
-            place.delete(key)
+            storage.write(target, storage.read(key) or b"")
+            storage.delete(key)
             warnings.warn(
-                f"{place.uri}/{key} is torn, as a power loss leaves it; it lies in {target} now, and the table goes on "
-                "from what came before. `agentrl buffer check` says what that means",
+                f"{storage.uri}/{key} is torn, as a power loss leaves it; it was moved to {target}, and the table "
+                "goes on from what came before; run `agentrl buffer check` to see what was lost",
                 stacklevel=3,
             )
     return torn
 
 
-def _torn_checkpoints(place: LocalPlace | S3Place) -> list[str]:
+def _torn_checkpoints(storage: LocalPlace | S3Place) -> list[str]:
     """Checkpoints only save time, since all commits are kept, so any of them may go."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     torn = []
-    for key in place.keys(LOG):
+    for key in storage.keys(LOG):
         if key.endswith(".checkpoint.parquet"):
             try:
-                pq.read_table(BytesIO(place.read(key) or b""))
+                pq.read_table(BytesIO(storage.read(key) or b""))
             except (pa.ArrowException, OSError):
                 torn.append(key)
     hint = f"{LOG}/_last_checkpoint"
-    if (data := place.read(hint)) is not None:
+    if (data := storage.read(hint)) is not None:
         try:
             names = f"{int(json.loads(data)['version']):020d}.checkpoint"
         except (ValueError, TypeError, KeyError):
             torn.append(hint)
         else:
-            if any(names in key for key in torn) or not any(names in key for key in place.keys(LOG)):
+            if any(names in key for key in torn) or not any(names in key for key in storage.keys(LOG)):
                 torn.append(hint)
     return torn

@@ -51,11 +51,11 @@ def _check_limits() -> None:
 class BufferTable:
     """The table of one store."""
 
-    def __init__(self, place: LocalPlace | S3Place) -> None:
+    def __init__(self, storage: LocalPlace | S3Place) -> None:
         _check_limits()
-        self.place = place
-        self.uri = f"{place.uri.rstrip('/')}/{FOLDER}"
-        self.options = storage_options(place.uri)
+        self.place = storage
+        self.uri = f"{storage.uri.rstrip('/')}/{FOLDER}"
+        self.options = storage_options(storage.uri)
         self.known: int | None = None
         """The version that :meth:`following` gave last; None before its first call."""
         self._newest: DeltaTable | None = None
@@ -133,8 +133,8 @@ class BufferTable:
         return first.st_ino, first.st_mtime_ns
 
     def _check(self, table: "DeltaTable") -> None:
-        if (found := schema_version(table)) > TRAJECTORY_VERSION:
-            raise NewerSchemaError(self.uri, found, TRAJECTORY_VERSION)
+        if (stored := schema_version(table)) > TRAJECTORY_VERSION:
+            raise NewerSchemaError(self.uri, stored, TRAJECTORY_VERSION)
 
     def ensure(self) -> None:
         """Create the table if there is none. Raises as :meth:`refuse_older` does."""
@@ -147,9 +147,9 @@ class BufferTable:
         """Raise OlderSchemaError if the table's schema is older than ours, since it then takes no appends, and
         NoBufferError if there is none."""
         with self.following() as table:
-            found = schema_version(table)
-        if found < TRAJECTORY_VERSION:
-            raise OlderSchemaError(self.uri, found, TRAJECTORY_VERSION)
+            stored = schema_version(table)
+        if stored < TRAJECTORY_VERSION:
+            raise OlderSchemaError(self.uri, stored, TRAJECTORY_VERSION)
 
     def _create(self) -> None:
         """Commit the empty table. If another process is faster, its table is the one."""

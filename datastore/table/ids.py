@@ -34,15 +34,15 @@ def hashes(ids: Iterable[str]) -> np.ndarray:
     return pl.Series(ids, dtype=pl.String).hash(0).to_numpy()
 
 
-def open_file(place: LocalPlace | S3Place, name: str) -> pq.ParquetFile:
+def open_file(storage: LocalPlace | S3Place, name: str) -> pq.ParquetFile:
     """A data file of the table."""
-    source: Any = place.root / FOLDER / name if isinstance(place, LocalPlace) else place.open(f"{FOLDER}/{name}")
+    source: Any = storage.root / FOLDER / name if isinstance(storage, LocalPlace) else storage.open(f"{FOLDER}/{name}")
     return pq.ParquetFile(source)
 
 
-def ids_of(place: LocalPlace | S3Place, name: str) -> list[str]:
+def ids_of(storage: LocalPlace | S3Place, name: str) -> list[str]:
     """The ids in a data file, in its order."""
-    with open_file(place, name) as file:
+    with open_file(storage, name) as file:
         return file.read(["trajectory_id"])["trajectory_id"].to_pylist()
 
 
@@ -83,12 +83,12 @@ class KnownIds:
             suspects = [name for name in asked if name in self._bounds and _hit(wanted, *self._bounds[name])]
             if not suspects:
                 return {}
-            found: dict[str, str] = {}
-            mine = hashes(wanted)
+            files_of_ids: dict[str, str] = {}
+            hashes_asked = hashes(wanted)
             for name in suspects:
-                if np.isin(mine, self._of(name)).any():
-                    found |= dict.fromkeys(set(wanted).intersection(ids_of(self._place, name)), name)
-            return found
+                if np.isin(hashes_asked, self._of(name)).any():
+                    files_of_ids |= dict.fromkeys(set(wanted).intersection(ids_of(self._place, name)), name)
+            return files_of_ids
 
     def clashes_now(self, ids: Collection[str]) -> dict[str, str]:
         """The same, when a file that cannot be read may have left the table since."""

@@ -37,7 +37,7 @@ class Ingest:
         source: Rows,
         fill: dict[str, str],
         on_error: OnError,
-        place: Place,
+        storage: Place,
         name: str,
         known: KnownIds,
         on_clash: Callable[[], None],
@@ -56,7 +56,7 @@ class Ingest:
         self._read = 0
         self._unfit: list[BadField] = []
         """Values of rows that are not checked yet which no column holds."""
-        self._quarantine = Quarantine(place, name) if on_error == "quarantine" else None
+        self._quarantine = Quarantine(storage, name) if on_error == "quarantine" else None
 
     @property
     def ids(self) -> set[str]:
@@ -113,11 +113,11 @@ class Ingest:
 
     def _checked(self, table: pa.Table) -> pa.Table:
         first, self._read = self._read, self._read + table.num_rows
-        problems = [one for one in self._unfit if one.row < self._read]
+        problems = [problem for problem in self._unfit if problem.row < self._read]
         self._unfit = self._unfit[len(problems) :]
-        unfit = {one.row for one in problems}
+        unfit = {problem.row for problem in problems}
         problems += self._already_there(table, first)
-        problems += [one for one in validate(table, self._seen, first) if one.row not in unfit]
+        problems += [problem for problem in validate(table, self._seen, first) if problem.row not in unfit]
         if not problems:
             return strict(table)
         if self._quarantine is None:
@@ -168,7 +168,7 @@ def _bounded(table: pa.Table) -> Iterator[pa.Table]:
 def _size(row: Trajectory) -> int:
     """About how many bytes a row takes in Arrow. Fields may hold anything before they are checked."""
     try:
-        text = sum(len(one.content) + len(one.reasoning or "") for one in row.messages)
+        text = sum(len(message.content) + len(message.reasoning or "") for message in row.messages)
         return 16 * len(row.input_ids) + text + len(row.prompt) + len(row.tools) + len(row.final_state)
     except (TypeError, AttributeError):
         return 0
@@ -204,9 +204,9 @@ def fitted(rows: list[Trajectory], first_row: int = 0) -> tuple[pa.Table, list[B
 class Quarantine:
     """Bad rows and their reasons, as ``quarantine/<name>.parquet`` beside the table."""
 
-    def __init__(self, place: Place, name: str) -> None:
+    def __init__(self, storage: Place, name: str) -> None:
         self.key = f"quarantine/{name}.parquet"
-        self._place = place
+        self._place = storage
         self._file: Path | None = None
         self._writer: pq.ParquetWriter | None = None
 

@@ -22,7 +22,7 @@ BATCH_ROWS = 2048
 
 def to_read(names: Collection[str], there: Collection[str]) -> list[str]:
     """The columns of an old table that these columns of this schema need. ``there`` are those that it has."""
-    needed = [one for name in names for one in ((name,) if name in there else FROM.get(name, ()))]
+    needed = [column for name in names for column in ((name,) if name in there else FROM.get(name, ()))]
     return list(dict.fromkeys(needed)) or ["trajectory_id"]
 
 
@@ -67,7 +67,7 @@ def _spans(table: pa.Table) -> pa.Array:
         "start": pa.array(action[before[sampled]] - starts, pa.int32()),
         "end": pa.array(action[through[sampled] - 1] + 1 - starts, pa.int32()),
     }
-    spans = pa.StructArray.from_arrays([values[one.name] for one in element.type], fields=list(element.type))
+    spans = pa.StructArray.from_arrays([values[field.name] for field in element.type], fields=list(element.type))
     return pa.ListArray.from_arrays(pa.array(offsets), spans).cast(LENIENT_SCHEMA.field("spans").type)
 
 
@@ -86,10 +86,10 @@ def scan(rows: "pl.LazyFrame") -> "pl.LazyFrame":
         needed = list(dict.fromkeys([*names, *(predicate.meta.root_names() if predicate is not None else [])]))
         left = n_rows
         for batch in rows.select(to_read(needed, there)).collect_batches(chunk_size=BATCH_ROWS):
-            found = pl.DataFrame(upgrade(batch.to_arrow(), needed))
-            found = (found if predicate is None else found.filter(predicate)).select(names)
-            yield found if left is None else found.head(left)
-            if left is not None and (left := left - found.height) <= 0:
+            frame = pl.DataFrame(upgrade(batch.to_arrow(), needed))
+            frame = (frame if predicate is None else frame.filter(predicate)).select(names)
+            yield frame if left is None else frame.head(left)
+            if left is not None and (left := left - frame.height) <= 0:
                 return
 
     return register_io_source(source, schema=schema, is_pure=True)

@@ -47,8 +47,8 @@ def new_writer() -> str:
 
 def writer_of(name: str) -> str | None:
     """The writer's id in the name of a file, or None."""
-    found = _WRITER.search(name)
-    return found[0] if found else None
+    match = _WRITER.search(name)
+    return match[0] if match else None
 
 
 def key_of(writer: str) -> str:
@@ -63,8 +63,8 @@ def death(writer: str) -> str:
 class Marked:
     """A writer's own mark, from :meth:`set` to :meth:`clear`."""
 
-    def __init__(self, place: LocalPlace | S3Place, writer: str) -> None:
-        self._place = place
+    def __init__(self, storage: LocalPlace | S3Place, writer: str) -> None:
+        self._place = storage
         self._writer = writer
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True, name=f"mark {writer}")
@@ -104,27 +104,27 @@ class Marked:
             raise
 
 
-def marks(place: LocalPlace | S3Place) -> list[Mark]:
+def marks(storage: LocalPlace | S3Place) -> list[Mark]:
     """All marks of the store."""
-    found = []
-    for key, renewed in place.listing(FOLDER):
+    marks_read = []
+    for key, renewed in storage.listing(FOLDER):
         writer = writer_of(key)
-        data = place.read(key)
+        data = storage.read(key)
         if writer is not None and data is not None:
             try:
-                found.append(Mark(writer, renewed, str(json.loads(data)["owner"])))
+                marks_read.append(Mark(writer, renewed, str(json.loads(data)["owner"])))
             except (ValueError, TypeError, KeyError):
-                found.append(Mark(writer, renewed, ""))
-    return found
+                marks_read.append(Mark(writer, renewed, ""))
+    return marks_read
 
 
 @contextmanager
-def clock(place: LocalPlace | S3Place) -> Iterator[datetime]:
+def clock(storage: LocalPlace | S3Place) -> Iterator[datetime]:
     """The time of the store: that of a mark written just now."""
     writer = new_writer()
-    mark = Marked(place, writer)
+    mark = Marked(storage, writer)
     mark.set()
     try:
-        yield next(one.renewed for one in marks(place) if one.writer == writer)
+        yield next(other.renewed for other in marks(storage) if other.writer == writer)
     finally:
         mark.clear()

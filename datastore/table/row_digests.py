@@ -48,7 +48,7 @@ def _first(field: pa.Field) -> pa.Field:
     if field.name not in _INSIDE:
         return field
     element = field.type.value_field
-    kept = pa.struct([one for one in element.type if one.name not in _INSIDE[field.name]])
+    kept = pa.struct([inner for inner in element.type if inner.name not in _INSIDE[field.name]])
     return pa.field(field.name, pa.list_(element.with_type(kept)), nullable=field.nullable)
 
 
@@ -68,7 +68,7 @@ _LATER_INSIDE = [
 
 def _named(fields: Sequence[pa.Field]) -> bytes:
     """A digest of names and types: rows of another schema have other digests."""
-    return hashlib.sha256("\n".join(f"{one.name} {type_name(one.type)}" for one in fields).encode()).digest()
+    return hashlib.sha256("\n".join(f"{field.name} {type_name(field.type)}" for field in fields).encode()).digest()
 
 
 _SCHEMA = _named(_FIELDS)
@@ -177,9 +177,9 @@ def _records(columns: Sequence[np.ndarray], bounds: np.ndarray) -> pa.Array:
     if len(columns) == 1:
         records = np.ascontiguousarray(columns[0])
     else:
-        records = np.empty(len(columns[0]), [(str(place), column.dtype) for place, column in enumerate(columns)])
-        for place, column in enumerate(columns):
-            records[str(place)] = column
+        records = np.empty(len(columns[0]), [(str(index), column.dtype) for index, column in enumerate(columns)])
+        for index, column in enumerate(columns):
+            records[str(index)] = column
     return _binary(bounds * records.itemsize, pa.py_buffer(records.view(np.uint8)))
 
 

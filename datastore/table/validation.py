@@ -191,7 +191,7 @@ def _values(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
     """Names that must not be empty, enums, and numbers that must be finite."""
     for name in ("trajectory_id", "task_id", "env"):
         yield name, "is empty", _numpy(pc.equal(rows.column(name), ""), False)
-    allowed = [one.value for one in Termination]
+    allowed = [value.value for value in Termination]
     unknown = pc.invert(pc.is_in(rows.column("termination"), pa.array(allowed)))
     yield "termination", f"is not one of {', '.join(allowed)}", _numpy(unknown, True)
     yield "reward", "is not a finite number", ~np.isfinite(_numpy(rows.column("reward"), 0.0))
@@ -202,7 +202,7 @@ def _values(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
             infinite = ~np.isfinite(_numpy(pc.struct_field(parts, name), 0.0))
             yield f"reward_components.{name}", "is not a finite number", rows.rows_of(owner, infinite)
     if len(rows.messages):
-        roles = [one.value for one in Role]
+        roles = [role.value for role in Role]
         unknown = pc.invert(pc.is_in(pc.struct_field(rows.messages, "role"), pa.array(roles)))
         yield (
             "messages.role",
@@ -264,7 +264,7 @@ def _spans(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
     if not len(rows.messages):
         return
     start_column, end_column = (pc.struct_field(rows.messages, f"token_{side}") for side in ("start", "end"))
-    has_start, has_end = (one.is_valid().to_numpy(zero_copy_only=False) for one in (start_column, end_column))
+    has_start, has_end = (column.is_valid().to_numpy(zero_copy_only=False) for column in (start_column, end_column))
     uneven = rows.rows_of(rows.message_owner, has_start != has_end)
     yield "messages.token_end", "is set without token_start, or not with it", uneven
     spanned = has_start & has_end

@@ -78,12 +78,12 @@ class FileWriter:
     ``committed`` is False until a commit is tried, None while its outcome is unknown, and True if it is in the log.
     """
 
-    def __init__(self, place: LocalPlace | S3Place, data_change: bool = True) -> None:
+    def __init__(self, storage: LocalPlace | S3Place, data_change: bool = True) -> None:
         """``data_change`` is false if the files hold only rows that the table has already."""
-        self._place = place
+        self._place = storage
         self._data_change = data_change
         self.id = new_writer()
-        self._mark = Marked(place, self.id)
+        self._mark = Marked(storage, self.id)
         self.names: list[str] = []
         self.committed: bool | None = False
 

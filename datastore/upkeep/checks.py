@@ -60,7 +60,9 @@ def check(buffer: "TrajectoryBuffer") -> list[Fault]:
             findings += _check_file(buffer, name, ids)
     if findings:  # a compaction and a vacuum may have happened meanwhile
         now = live_files(buffer.table())
-        findings = [one for one in findings if one.kind not in ("missing", "corrupt") or one.what in now]
+        findings = [
+            finding for finding in findings if finding.kind not in ("missing", "corrupt") or finding.what in now
+        ]
     if old:
         advice = "run `agentrl buffer migrate`; until then rows can be read, and neither checked nor appended"
         findings.insert(0, Fault("schema", f"schema_version {schema_version(table)}", advice))
@@ -73,9 +75,9 @@ def check(buffer: "TrajectoryBuffer") -> list[Fault]:
         return [*findings, _broken_log(buffer, str(error))]
     findings += _orphans(stored, living, commits)
     findings += [
-        Fault("lost", one.what, "make the rows again, and `agentrl buffer check --accept-losses` if that cannot be")
-        for one in losses(buffer, commits)
-        if not one.accepted
+        Fault("lost", loss.what, "make the rows again, and `agentrl buffer check --accept-losses` if that cannot be")
+        for loss in losses(buffer, commits)
+        if not loss.accepted
     ]
     return findings if old else findings + _check_manifests(buffer, ids)
 
@@ -93,7 +95,7 @@ def _broken_log(buffer: "TrajectoryBuffer", reason: str) -> Fault:
 
 def _check_file(buffer: "TrajectoryBuffer", name: str, ids: dict[str, np.ndarray]) -> list[Fault]:
     findings = []
-    found: list[np.ndarray] = []
+    hashes_of_batches: list[np.ndarray] = []
     try:
         for part in read_parts(buffer, name):
             if CONTENT not in part.schema.names:
@@ -101,13 +103,17 @@ def _check_file(buffer: "TrajectoryBuffer", name: str, ids: dict[str, np.ndarray
             rows = conform(part.drop_columns([CONTENT]))
             changed = rows.filter(pc.not_equal(contents(rows), part[CONTENT]))["trajectory_id"].to_pylist()
             advice = f"is not what was appended; {_REPAIR}"
-            findings += [Fault("rows", f"{one} in {name}", advice) for one in changed]
+            findings += [Fault("rows", f"{change} in {name}", advice) for change in changed]
             findings += [
-                Fault("rows", f"{one.trajectory_id} in {name}", f"{one.field} {one.reason}; leave it out by its id")
-                for one in validate(rows)
+                Fault(
+                    "rows",
+                    f"{problem.trajectory_id} in {name}",
+                    f"{problem.field} {problem.reason}; leave it out by its id",
+                )
+                for problem in validate(rows)
             ]
-            found.append(hashes(rows["trajectory_id"].to_pylist()))
-        ids[name] = np.concatenate([np.zeros(0, np.uint64), *found])
+            hashes_of_batches.append(hashes(rows["trajectory_id"].to_pylist()))
+        ids[name] = np.concatenate([np.zeros(0, np.uint64), *hashes_of_batches])
     except (pa.ArrowException, OSError, StoreError) as error:
         findings.append(Fault("corrupt", name, f"cannot be read ({str(error).splitlines()[0][:99]}); {_REPAIR}"))
     return findings
@@ -136,8 +142,8 @@ def _doubled(buffer: "TrajectoryBuffer", ids: dict[str, np.ndarray]) -> list[Fau
             first.setdefault(names[row], name)
     advice = "`agentrl buffer check --repair` keeps equal rows once, and sets others aside in quarantine"
     return [
-        Fault("doubled", f"{count} ids of {later} are in {one} too, such as {examples[one, later]}", advice)
-        for (one, later), count in pairs.items()
+        Fault("doubled", f"{count} ids of {later} are in {earlier} too, such as {examples[earlier, later]}", advice)
+        for (earlier, later), count in pairs.items()
     ]
 
 

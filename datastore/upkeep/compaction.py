@@ -41,10 +41,10 @@ def compact(buffer: "TrajectoryBuffer") -> dict[str, int]:
     before = len(live_files(buffer.table()))
     with alone(buffer):
         buffer.committed.ensure()
-        mine = set(live_files(buffer.table()))
-        while groups := _groups(buffer.table(), mine):
+        own_files = set(live_files(buffer.table()))
+        while groups := _groups(buffer.table(), own_files):
             try:
-                mine |= _merge(buffer, groups)
+                own_files |= _merge(buffer, groups)
             except SourcesGoneError:
                 continue  # by an upkeep that ran in spite of the lock; start again with the files that are left
         table = buffer.table()
@@ -101,7 +101,7 @@ def replace(
         live = live_files(table)
         if missing := [name for name in gone if name not in live]:
             raise SourcesGoneError(f"{missing[0]} left the table meanwhile, nothing was changed; do it again")
-        if schema_version(table) != TRAJECTORY_VERSION and not any("metaData" in one for one in actions):
+        if schema_version(table) != TRAJECTORY_VERSION and not any("metaData" in action for action in actions):
             raise StoreError("the table's schema changed meanwhile, nothing was changed; do it again")
         return [*actions, *(removal(name, live[name][1]) for name in gone)]
 

@@ -48,8 +48,8 @@ def keep_once(buffer: "TrajectoryBuffer") -> tuple[int, int]:
             sieve.quarantine.publish()
         finally:
             sieve.quarantine.discard()
-        said = {"upkeep": "keep once", "once": str(sieve.equal), "set_aside": str(sieve.different)}
-        replace(buffer, files, adds, gone, "DELETE", said)
+        operation = {"upkeep": "keep once", "once": str(sieve.equal), "set_aside": str(sieve.different)}
+        replace(buffer, files, adds, gone, "DELETE", operation)
     return sieve.equal, sieve.different
 
 
@@ -83,6 +83,6 @@ class _Sieve:
                     reason = "is the id of another row, appended before"
                     problems.append(BadField(row, ids[row], "trajectory_id", reason))
             if problems:
-                twice = rows.take(pa.array([one.row for one in problems])).drop_columns([CONTENT])
+                twice = rows.take(pa.array([problem.row for problem in problems])).drop_columns([CONTENT])
                 self.quarantine.add(twice, problems)
             yield rows.filter(pa.array(stays))

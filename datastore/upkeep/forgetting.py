@@ -55,8 +55,8 @@ def forget(buffer: "TrajectoryBuffer", fingerprint: str, *, dry_run: bool = Fals
                 kept = [part for part in _kept(buffer, file, ids) if part.num_rows]
                 if kept:
                     adds.append(files.write_one(kept))
-            said = {"upkeep": "forget", "forgotten": name, "rows": str(len(ids))}
-            version = replace(buffer, files, adds, gone, "DELETE", said)
+            operation = {"upkeep": "forget", "forgotten": name, "rows": str(len(ids))}
+            version = replace(buffer, files, adds, gone, "DELETE", operation)
         _forget_set_aside(buffer, rows)
         return Forgotten(name, len(ids), version)
 
@@ -68,13 +68,13 @@ def _rows(buffer: "TrajectoryBuffer", text: str) -> tuple[str, set[str], pl.Data
     imported = buffer.scan().select("trajectory_id", "fingerprint", "run_id", "stage", "source_file")
     rows = imported.filter(pl.col("run_id").str.starts_with(IMPORT_RUN)).collect()
     for column, wanted in (("run_id", IMPORT_RUN + text[:16]), ("fingerprint", text)):
-        found = rows.filter(pl.col(column).str.starts_with(wanted))
-        names = sorted(set(found[column]))
+        matches = rows.filter(pl.col(column).str.starts_with(wanted))
+        names = sorted(set(matches[column]))
         if len(names) > 1:
             raise StoreError(f"{text!r} stands for {len(names)} imports: {', '.join(names[:5])}; give more of it")
         if names:
             origin = ["stage", "run_id", "fingerprint", "source_file"]
-            return names[0].removeprefix(IMPORT_RUN), set(found["trajectory_id"]), found.select(origin).unique()
+            return names[0].removeprefix(IMPORT_RUN), set(matches["trajectory_id"]), matches.select(origin).unique()
     raise StoreError(f"no import has the fingerprint {text!r}; `agentrl buffer import` prints it, and so does history")
 
 
@@ -111,19 +111,19 @@ def _forget_set_aside(buffer: "TrajectoryBuffer", gone: pl.DataFrame) -> None:
             buffer.place.write(records, b"".join(lines))
         if kept := buffer.place.read(rows):
             table = pq.read_table(pa.BufferReader(kept))
-            stays = [one not in set(gone["fingerprint"]) for one in table["fingerprint"].to_pylist()]
+            stays = [fingerprint not in set(gone["fingerprint"]) for fingerprint in table["fingerprint"].to_pylist()]
             sink = pa.BufferOutputStream()
             pq.write_table(table.filter(pa.array(stays, pa.bool_())), sink, compression="zstd")
             buffer.place.write(rows, sink.getvalue().to_pybytes())
 
 
-def _is_of(place: str, files: list[str]) -> bool:
+def _is_of(location: str, files: list[str]) -> bool:
     """Whether the place of a record is in one of the files: ``file``, ``file:line`` or ``file[number]``."""
-    return any(place.startswith(file) and place[len(file) : len(file) + 1] in ("", ":", "[") for file in files)
+    return any(location.startswith(file) and location[len(file) : len(file) + 1] in ("", ":", "[") for file in files)
 
 
 def _kept(buffer: "TrajectoryBuffer", file: str, ids: set[str]) -> Iterator[pa.Table]:
     for part in read_parts(buffer, file):
         rows = part.cast(STORED_SCHEMA)
-        stays = [one not in ids for one in rows["trajectory_id"].to_pylist()]
+        stays = [row_id not in ids for row_id in rows["trajectory_id"].to_pylist()]
         yield rows.filter(pa.array(stays))

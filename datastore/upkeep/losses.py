@@ -33,7 +33,7 @@ def losses(buffer: "TrajectoryBuffer", commits: Sequence[Commit] | None = None) 
     accepted = {key.rpartition("/")[2].removesuffix(".json") for key in buffer.place.keys(FOLDER)}
     known = read(buffer.place) if commits is None else commits
     rows_of = {name: _rows(add) for commit in known for name, add in commit.adds.items()}
-    found = []
+    losses_seen = []
     for commit in known:
         if commit.info.get("upkeep") != "drop":
             continue
@@ -48,13 +48,13 @@ def losses(buffer: "TrajectoryBuffer", commits: Sequence[Commit] | None = None) 
             when = f"{commit.time:%Y-%m-%d}" if commit.time else "once"
             shards = f", of the shards {', '.join(filter(None, lost))}" if any(lost) else ""
             what = f"{sum(lost.values())} rows dropped by version {commit.version} ({when}){shards}"
-            found.append(Loss(name, what, sum(lost.values()), name in accepted))
+            losses_seen.append(Loss(name, what, sum(lost.values()), name in accepted))
     for key in sorted(buffer.place.keys(ASIDE)):
         if match := _TORN.fullmatch(key):
             name = key.rpartition("/")[2]
             what = f"commit {int(match[1])}, found torn and set aside as {key}, with what it held"
-            found.append(Loss(name, what, None, name in accepted))
-    return found
+            losses_seen.append(Loss(name, what, None, name in accepted))
+    return losses_seen
 
 
 def _by_shard(commit: Commit, rows_of: dict[str, int]) -> dict[str, int]:
@@ -71,8 +71,8 @@ def _rows(add: dict[str, Any]) -> int:
 
 def accept_losses(buffer: "TrajectoryBuffer") -> list[Loss]:
     """Accept all losses. They stay on record and fail no later check. Returns those accepted now."""
-    new = [one for one in losses(buffer) if not one.accepted]
-    for one in new:
-        body = {"what": one.what, "rows": one.rows, "accepted_at": datetime.now(UTC).isoformat()}
-        buffer.place.write(f"{FOLDER}/{one.name}.json", json.dumps(body).encode())
+    new = [loss for loss in losses(buffer) if not loss.accepted]
+    for loss in new:
+        body = {"what": loss.what, "rows": loss.rows, "accepted_at": datetime.now(UTC).isoformat()}
+        buffer.place.write(f"{FOLDER}/{loss.name}.json", json.dumps(body).encode())
     return new

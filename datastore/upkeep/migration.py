@@ -25,17 +25,17 @@ def migrate(buffer: "TrajectoryBuffer") -> dict[str, int]:
     """
     with alone(buffer):
         table = buffer.table()
-        found = schema_version(table)
-        if found == TRAJECTORY_VERSION:
-            return {"from": found, "to": found, "rows": 0}
+        stored = schema_version(table)
+        if stored == TRAJECTORY_VERSION:
+            return {"from": stored, "to": stored, "rows": 0}
         old = live_files(table)
         about = table.metadata()
         with FileWriter(buffer.place, data_change=False) as files:
             adds = files.write(_upgraded(buffer, list(old)))
             actions = [metadata(str(about.id), dict(about.configuration)), *adds]
-            said = {"upkeep": f"migrate {found} to {TRAJECTORY_VERSION}"}
-            replace(buffer, files, actions, list(old), "MIGRATE", said)
-        return {"from": found, "to": TRAJECTORY_VERSION, "rows": sum(rows for rows, _ in old.values())}
+            operation = {"upkeep": f"migrate {stored} to {TRAJECTORY_VERSION}"}
+            replace(buffer, files, actions, list(old), "MIGRATE", operation)
+        return {"from": stored, "to": TRAJECTORY_VERSION, "rows": sum(rows for rows, _ in old.values())}
 
 
 def _upgraded(buffer: "TrajectoryBuffer", names: list[str]) -> Iterator[pa.RecordBatch]:

@@ -47,8 +47,8 @@ def repair(buffer: "TrajectoryBuffer", drop: bool = False) -> Repaired:
     is removed, and its stage may append the shard again.
     """
     table = buffer.table()
-    if (found := schema_version(table)) < TRAJECTORY_VERSION:
-        raise OlderSchemaError(buffer.uri, found, TRAJECTORY_VERSION)
+    if (stored := schema_version(table)) < TRAJECTORY_VERSION:
+        raise OlderSchemaError(buffer.uri, stored, TRAJECTORY_VERSION)
     done = Repaired()
     with alone(buffer):
         damaged = [name for name in live_files(buffer.table()) if not _readable(buffer, name)]
@@ -103,10 +103,10 @@ def _restore(
         short = max(0, expected - counted.rows)
         if not counted.rows or (short and not drop):
             return False
-        said = {"upkeep": "drop" if short else "restore", "files": json.dumps(names), "rows": str(counted.rows)}
+        info = {"upkeep": "drop" if short else "restore", "files": json.dumps(names), "rows": str(counted.rows)}
         if short:
-            said["lost"] = json.dumps({"": short})
-        replace(buffer, files, adds, names, "RESTORE", said)
+            info["lost"] = json.dumps({"": short})
+        replace(buffer, files, adds, names, "RESTORE", info)
     done.restored += counted.rows
     done.lost += short
     if short:
@@ -124,12 +124,12 @@ def _has_ids(buffer: "TrajectoryBuffer", name: str) -> bool:
 
 def _ancestors(names: set[str], commits: list[log.Commit]) -> list[str]:
     """Files whose rows went into these, by compactions and migrations, the newest first."""
-    wanted, found = set(names), []
+    wanted, removed = set(names), []
     for commit in reversed(commits):
         if commit.info.get("upkeep") not in (None, "drop") and wanted & set(commit.adds):
-            found += sorted(commit.removes)
+            removed += sorted(commit.removes)
             wanted |= commit.removes
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(removed))
 
 
 class _Missing:
@@ -142,7 +142,7 @@ class _Missing:
 
     def batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         for name in names:
-            found: list[np.ndarray] = []
+            ids_of_batches: list[np.ndarray] = []
             for part in read_parts(self._buffer, name):
                 ids = hashes(part["trajectory_id"].to_pylist())
                 new = ~np.isin(ids, self._present)
@@ -152,8 +152,8 @@ class _Missing:
                     rows = rows.cast(STORED_SCHEMA) if current else with_content(upgrade(rows))
                     self.rows += rows.num_rows
                     yield from rows.to_batches()
-                    found.append(ids[new])
-            self._present = np.concatenate([self._present, *found])
+                    ids_of_batches.append(ids[new])
+            self._present = np.concatenate([self._present, *ids_of_batches])
 
 
 # dropping
@@ -175,8 +175,8 @@ def _drop(buffer: "TrajectoryBuffer", gone: set[str], commits: list[log.Commit],
     if rest := sum(live[name][0] for name in gone - whole):
         lost[""] = rest
     names = sorted(gone | whole)
-    said = {"upkeep": "drop", "files": json.dumps(names), "lost": json.dumps(lost)}
-    replace(buffer, None, transactions, names, "DELETE", said)
+    operation = {"upkeep": "drop", "files": json.dumps(names), "lost": json.dumps(lost)}
+    replace(buffer, None, transactions, names, "DELETE", operation)
     done.damaged = []
     done.dropped += names
     done.lost += sum(lost.values())

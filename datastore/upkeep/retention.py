@@ -50,7 +50,7 @@ def vacuum(
     with alone(buffer), clock(buffer.place) as now:
         stored = dict(stored_files(buffer))
         living, dead = writers(buffer, now)
-        named = {one.buffer_version for one in survey(Catalog(buffer.store)).artifacts.values()}
+        named = {artifact.buffer_version for artifact in survey(Catalog(buffer.store)).artifacts.values()}
         pinned = {version for version in named if version is not None}
         if dead and not dry_run:
             _declare_dead(buffer, dead)
@@ -105,26 +105,26 @@ def is_orphan(name: str, age: timedelta, living: set[str]) -> bool:
 
 def writers(buffer: "TrajectoryBuffer", now: datetime) -> tuple[set[str], list[Mark]]:
     """Ids of the writers that live, and the marks of those that are dead."""
-    found = marks(buffer.place)
-    dead = [one for one in found if not one.alive(buffer.place.working_folder(), now)]
-    return {one.writer for one in found} - {one.writer for one in dead}, dead
+    marks_present = marks(buffer.place)
+    dead = [mark for mark in marks_present if not mark.alive(buffer.place.working_folder(), now)]
+    return {mark.writer for mark in marks_present} - {mark.writer for mark in dead}, dead
 
 
 def _declare_dead(buffer: "TrajectoryBuffer", dead: list[Mark]) -> None:
     """Commit that these writers are dead. If one of them goes on after all, its commit is refused."""
-    deaths = [{"txn": {"appId": death(one.writer), "version": 0}} for one in dead]
+    deaths = [{"txn": {"appId": death(mark.writer), "version": 0}} for mark in dead]
     commit(buffer.committed, None, lambda _: deaths, "WRITE", {"upkeep": f"declare {len(dead)} writers dead"})
-    for one in dead:
-        buffer.place.delete(key_of(one.writer))
+    for mark in dead:
+        buffer.place.delete(key_of(mark.writer))
 
 
 def _wanted(commits: list[log.Commit], pinned: set[int], limit: datetime | None) -> list[int]:
     """Versions to keep whole. One was the newest until the commit after it; a commit without a time counts as young."""
     wanted = {commits[-1].version, *pinned}
     if limit is not None:
-        for one, following in pairwise(commits):
+        for commit, following in pairwise(commits):
             if following.time is None or following.time >= limit:
-                wanted.add(one.version)
+                wanted.add(commit.version)
     return sorted(wanted)
 
 

@@ -88,12 +88,12 @@ class Program:
         process.wait()
         errors.join(5)
         atexit.unregister(process.terminate)
-        said = "".join(last)[-2000:] or f"it ended with status {process.returncode}"
+        printed = "".join(last)[-2000:] or f"it ended with status {process.returncode}"
         with self._lock:
             left = list(waiting.values())
             waiting.clear()
         for answer in left:
-            answer.set_exception(ForeignError(f"{self.holder} in {self.python}: {said}"))
+            answer.set_exception(ForeignError(f"{self.holder} in {self.python}: {printed}"))
 
 
 class ForeignEpisode:
@@ -101,20 +101,23 @@ class ForeignEpisode:
 
     def __init__(self, program: Program, number: int, begun: dict[str, Any]) -> None:
         self._program, self._number = program, number
-        self.opening = [message_of(one) for one in begun["opening"]]
+        self.opening = [message_of(message) for message in begun["opening"]]
         self.tools = json.dumps(begun["tools"])
 
     async def step(self, message: Message) -> Step:
-        found = await asyncio.wrap_future(self._program.ask("step", episode=self._number, message=plain(message)))
+        reply = await asyncio.wrap_future(self._program.ask("step", episode=self._number, message=plain(message)))
         names = {call.id: call.name for call in message.tool_calls}
-        messages = [message_of(one) for one in found["messages"]]
-        answers = [one.model_copy(update={"name": names.get(one.tool_call_id or "", one.name)}) for one in messages]
-        return Step(answers, found.get("reward"), found["done"], {"tool_errors": found.get("tool_errors", 0)})
+        messages = [message_of(message) for message in reply["messages"]]
+        answers = [
+            message.model_copy(update={"name": names.get(message.tool_call_id or "", message.name)})
+            for message in messages
+        ]
+        return Step(answers, reply.get("reward"), reply["done"], {"tool_errors": reply.get("tool_errors", 0)})
 
     async def score(self) -> Score:
-        found = await asyncio.wrap_future(self._program.ask("score", episode=self._number))
-        parts = tuple(RewardComponent(**one) for one in found["components"])
-        return Score(found["success"], parts, found.get("state"))
+        reply = await asyncio.wrap_future(self._program.ask("score", episode=self._number))
+        parts = tuple(RewardComponent(**component) for component in reply["components"])
+        return Score(reply["success"], parts, reply.get("state"))
 
     async def close(self) -> None:
         await asyncio.wrap_future(self._program.ask("end", episode=self._number))
@@ -132,10 +135,14 @@ def plain(message: Message) -> dict[str, Any]:
     return {"content": message.content, "reasoning": message.reasoning, "tool_calls": calls}
 
 
-def message_of(said: dict[str, Any]) -> Message:
+def message_of(plain_message: dict[str, Any]) -> Message:
     """A message of the program's."""
-    calls = [ToolCall(**call) for call in said.get("tool_calls") or []]
-    answers, error = said.get("tool_call_id"), said.get("error")
+    calls = [ToolCall(**call) for call in plain_message.get("tool_calls") or []]
+    answers, error = plain_message.get("tool_call_id"), plain_message.get("error")
     return Message(
-        role=Role(said["role"]), content=said["content"], tool_calls=calls, tool_call_id=answers, error=error
+        role=Role(plain_message["role"]),
+        content=plain_message["content"],
+        tool_calls=calls,
+        tool_call_id=answers,
+        error=error,
     )

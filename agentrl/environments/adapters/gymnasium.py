@@ -117,14 +117,14 @@ class GymnasiumEpisode:
         arguments = call.parsed()
         if call.name != "act" or not isinstance(arguments, dict) or "action" not in arguments:
             return Observation('the only tool is act, with {"action": ...}', error=True)
-        said = str(arguments["action"])
+        chosen_action = str(arguments["action"])
         if self.ended:
             return Observation("the episode has ended", error=True, done=True)
-        if self.names and said not in self.names:
-            return Observation(f"no action {said!r}; there are {', '.join(self.names)}", error=True)
-        if not self.names and not self.space.contains(said):
-            return Observation(f"{said!r} is no action of {self.space}", error=True)
-        action = self.names.index(said) + int(self.space.start) if self.names else said
+        if self.names and chosen_action not in self.names:
+            return Observation(f"no action {chosen_action!r}; there are {', '.join(self.names)}", error=True)
+        if not self.names and not self.space.contains(chosen_action):
+            return Observation(f"{chosen_action!r} is no action of {self.space}", error=True)
+        action = self.names.index(chosen_action) + int(self.space.start) if self.names else chosen_action
         observation, reward, terminated, truncated, _ = self.env.step(action)
         self.steps += 1
         self.total += float(reward)

@@ -83,14 +83,14 @@ class McpEnvironment:
 
 async def _all_tools(client: "Client") -> dict[str, Any]:
     """Name -> tool, from all pages of the server's list."""
-    found: dict[str, Any] = {}
+    tools: dict[str, Any] = {}
     cursor: str | None = None
     while True:
         page = await client.list_tools(cursor=cursor)
-        found.update((one.name, one) for one in page.tools)
+        tools.update((tool.name, tool) for tool in page.tools)
         cursor = page.next_cursor
         if not cursor:
-            return found
+            return tools
 
 
 class _Line:
@@ -151,7 +151,7 @@ class McpEpisode:
     def __init__(self, task: Task, line: _Line, tools: dict[str, Any], state_tool: str | None) -> None:
         self.task, self._line, self._names, self._state_tool = task, line, set(tools), state_tool
         self.opening = [Message(role=Role.USER, content=task.prompt)]
-        self.tools = json.dumps([_schema(one) for one in tools.values()])
+        self.tools = json.dumps([_schema(tool) for tool in tools.values()])
         self.answer: str | None = None
 
     async def step(self, message: Message) -> Step:
@@ -183,10 +183,10 @@ class McpEpisode:
         truth = json.loads(self.task.ground_truth)
         state: dict[str, Any] = {"answer": self.answer}
         if self._state_tool:
-            told = await self._asked(self._state_tool, {})
-            if told.error:
-                raise ValueError(f"state_tool {self._state_tool} failed: {told.content}")
-            state["server"] = json.loads(told.content)
+            observation = await self._asked(self._state_tool, {})
+            if observation.error:
+                raise ValueError(f"state_tool {self._state_tool} failed: {observation.content}")
+            state["server"] = json.loads(observation.content)
         if truth is None:
             return None
         if isinstance(truth, dict):
@@ -194,7 +194,7 @@ class McpEpisode:
                 raise ValueError(f"task {self.task.task_id} expects facts; set state_tool, which tells them")
             share = share_of_facts(truth, state["server"])
             return Score(share == 1, (RewardComponent(name="facts", value=share),), state)
-        right = self.answer is not None and any(exact_match(self.answer, one) for one in truths(self.task))
+        right = self.answer is not None and any(exact_match(self.answer, truth) for truth in truths(self.task))
         return Score(right, (RewardComponent(name="exact_match", value=float(right)),), state)
 
     async def close(self) -> None:

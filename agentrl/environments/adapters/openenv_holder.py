@@ -54,14 +54,14 @@ class OpenEnvHolder:
         if call["name"] != "act" or not isinstance(arguments, dict):
             return "the only tool is act, with the fields of an action", None
         try:
-            found = await session.client.step(arguments)
+            result = await session.client.step(arguments)
         except RuntimeError as error:
             if "VALIDATION_ERROR" not in str(error):
                 raise
             return str(error), None
-        reward = float(found.reward or 0.0)
-        session.total, session.steps, session.ended = session.total + reward, session.steps + 1, found.done
-        return self._shown(found.observation), reward
+        reward = float(result.reward or 0.0)
+        session.total, session.steps, session.ended = session.total + reward, session.steps + 1, result.done
+        return self._shown(result.observation), reward
 
     def _shown(self, observation: dict[str, Any]) -> str:
         if self.text:
@@ -80,7 +80,7 @@ class OpenEnvHolder:
 
 def _parameters(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema of an action without what every action has."""
-    fields = {name: one for name, one in schema.get("properties", {}).items() if name != "metadata"}
+    fields = {name: schema for name, schema in schema.get("properties", {}).items() if name != "metadata"}
     kept: dict[str, Any] = {name: schema[name] for name in ("$defs", "required") if name in schema}
     return {"type": "object", "properties": fields, **kept}
 

@@ -37,10 +37,10 @@ class VerifiersEnvironment:
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         """Rows of the environment's data, each in one split, and each question once. Raises ValueError if there are too
         few, and ForeignError if the environment cannot be loaded."""
-        found = {one["prompt"]: one for one in self.program.ask("tasks", seed=seed).result()}
-        rows = iter(found.values())
-        if sum(sizes.values()) > len(found):
-            raise ValueError(f"{sum(sizes.values())} tasks are asked for, and the environment has {len(found)}")
+        tasks = {task["prompt"]: task for task in self.program.ask("tasks", seed=seed).result()}
+        rows = iter(tasks.values())
+        if sum(sizes.values()) > len(tasks):
+            raise ValueError(f"{sum(sizes.values())} tasks are asked for, and the environment has {len(tasks)}")
         return {
             split: [self._task(split, number, next(rows)) for number in range(size)] for split, size in sizes.items()
         }

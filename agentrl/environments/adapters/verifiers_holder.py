@@ -59,22 +59,22 @@ class Rollout:
         return self._new(messages), tools, False
 
     def _new(self, messages: list[Any]) -> list[Any]:
-        if [one.role for one in messages[: len(self.known)]] != [one.role for one in self.known]:
+        if [message.role for message in messages[: len(self.known)]] != [known.role for known in self.known]:
             raise ValueError("the environment rewrites the conversation; an episode of one sequence cannot follow it")
         new, self.known = messages[len(self.known) :], messages
         return new
 
     def say(self, message: dict[str, Any]) -> None:
         calls = [ToolCall(**call) for call in message["tool_calls"]]
-        said = ResponseMessage(
+        reply = ResponseMessage(
             content=message["content"],
             reasoning_content=message["reasoning"],
             tool_calls=calls or None,
             finish_reason="tool_calls" if calls else "stop",
             is_truncated=False,
         )
-        self.known.append(said)
-        self.client.replies.put_nowait(Response(id="agentrl", created=int(time.time()), model="agentrl", message=said))
+        self.known.append(reply)
+        self.client.replies.put_nowait(Response(id="agentrl", created=int(time.time()), model="agentrl", message=reply))
 
     async def stop(self) -> Any:
         """End the rollout if it has not ended, and return its state."""
@@ -107,7 +107,7 @@ class VerifiersHolder:
             {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
             for t in tools
         ]
-        return {"episode": number, "opening": [_plain(one) for one in opening], "tools": offered}
+        return {"episode": number, "opening": [_plain(message) for message in opening], "tools": offered}
 
     async def step(self, episode: int, message: dict[str, Any]) -> dict[str, Any]:
         rollout = self.rollouts[episode]
@@ -115,10 +115,10 @@ class VerifiersHolder:
         known = {tool.name for tool in rollout.client.state.get("tool_defs") or []}
         unknown = [call["id"] for call in message["tool_calls"] if call["name"] not in known]
         new, _, ended = await rollout.turn()
-        answers = [_plain(one) for one in new]
-        for one in answers:
-            if one["tool_call_id"] in unknown:  # of other calls the environment does not say whether they failed
-                one["error"] = True
+        answers = [_plain(new_message) for new_message in new]
+        for answer in answers:
+            if answer["tool_call_id"] in unknown:  # of other calls the environment does not say whether they failed
+                answer["error"] = True
         return {"messages": answers, "done": ended, "tool_errors": len(unknown)}
 
     async def score(self, episode: int) -> dict[str, Any]:
@@ -131,8 +131,8 @@ class VerifiersHolder:
             {"name": name, "value": float(value), "weight": float(weights.get(name, 0.0))}
             for name, value in state["metrics"].items()
         ]
-        if abs(sum(one["value"] * one["weight"] for one in parts) - reward) > 1e-6:
-            parts = [{"name": "reward", "value": reward, "weight": 1.0}, *({**one, "weight": 0.0} for one in parts)]
+        if abs(sum(part["value"] * part["weight"] for part in parts) - reward) > 1e-6:
+            parts = [{"name": "reward", "value": reward, "weight": 1.0}, *({**part, "weight": 0.0} for part in parts)]
         ended = {"stopped_by": state.get("stop_condition")}
         return {"success": reward >= self.solved_from, "components": parts, "state": ended}
 

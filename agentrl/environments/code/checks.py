@@ -82,22 +82,22 @@ async def visible_tests(sandbox: Sandbox, workspace: Workspace, calls: Calls) ->
     may have edited the tests, which does not change the calls."""
     word = secrets.token_hex(8)
     ran = await _run(sandbox, workspace, RUN_TESTS, calls, word)
-    made, _, said = ran.stdout.partition(f"{word}\n".encode())
-    return told(replace(ran, stdout=said)), _compared(made, calls)
+    made, _, printed = ran.stdout.partition(f"{word}\n".encode())
+    return told(replace(ran, stdout=printed)), _compared(made, calls)
 
 
 def told(ran: Ran) -> str:
     """The output of a run of tests, or why there is none."""
-    said = ran.stdout.decode(errors="replace").strip()
+    report = ran.stdout.decode(errors="replace").strip()
     if ran.stopped:
-        said += f"\nstopped: too much {ran.stopped.replace('_', ' ')}"
-    elif not said:
-        said = f"ended with exit code {ran.code} and no report\n{ran.stderr.decode(errors='replace')}"
-    return cut(said.strip(), LONGEST)
+        report += f"\nstopped: too much {ran.stopped.replace('_', ' ')}"
+    elif not report:
+        report = f"ended with exit code {ran.code} and no report\n{ran.stderr.decode(errors='replace')}"
+    return cut(report.strip(), LONGEST)
 
 
 async def _run(sandbox: Sandbox, workspace: Workspace, script: str, calls: Calls, *arguments: str) -> Ran:
-    asked = repr([one[:3] for one in calls.values()])
+    asked = repr([check[:3] for check in calls.values()])
     files = {"check/run.py": script.encode(), "check/calls": asked.encode()} | workspace.encoded("repository/")
     return await sandbox.run([sandbox.python, "-I", "-S", "check/run.py", *arguments], files)
 
@@ -106,4 +106,4 @@ def _compared(printed: bytes, calls: Calls) -> dict[str, bool]:
     """Which of the lines are the right results, as Python writes them."""
     lines = printed.split(b"\n")
     given = [*lines[: len(calls)], *[b""] * (len(calls) - len(lines))]
-    return {name: text == ascii(one[3]).encode() for text, (name, one) in zip(given, calls.items(), strict=True)}
+    return {name: text == ascii(check[3]).encode() for text, (name, check) in zip(given, calls.items(), strict=True)}

@@ -41,11 +41,11 @@ class CodeEpisode(CodingEpisode["Code"]):
         """The reward of this step is by how much the share of right visible tests grows. It does not come from the
         tests in the workspace, which the policy may edit."""
         sandbox = self.family.config.sandbox
-        said, right = await visible_tests(sandbox, self.files, self.metadata["shown"])
+        printed, right = await visible_tests(sandbox, self.files, self.metadata["shown"])
         share = sum(right.values()) / len(right)
         self.earn(share - self.share)
         self.share = share
-        return said
+        return printed
 
     async def score(self) -> Score:
         tests = await right_calls(self.family.config.sandbox, self.files, self.metadata["calls"])

@@ -83,7 +83,7 @@ def _operation(kind: StepKind, random: Random) -> ProgramStep:
 
 def with_bug(step: ProgramStep, random: Random) -> ProgramStep:
     """The step as a mistaken author writes it."""
-    kind = next(one for one in KINDS if one.name == step.name)
+    kind = next(bug_kind for bug_kind in KINDS if bug_kind.name == step.name)
     k = next((k for k in range(kind.low, kind.high + 1) if kind.right.replace("{k}", str(k)) == step.right), 0)
     return ProgramStep(step.name, step.words, step.right, random.choice(kind.wrong).replace("{k}", str(k)))
 

@@ -71,10 +71,10 @@ def _function(steps: Sequence[ProgramStep], inputs: Sequence[Values], random: Ra
 def _bugs(level: Recipe, steps: list[ProgramStep], inputs: list[Values], random: Random) -> Draft | None:
     """A repository with bugs. An example and the tests show wrong results of ``run``, and so do some hidden calls."""
     written = list(steps)
-    for place in random.sample(range(len(steps)), level.bugs):
-        written[place] = with_bug(steps[place], random)
+    for index in random.sample(range(len(steps)), level.bugs):
+        written[index] = with_bug(steps[index], random)
     names = random.sample(MODULES, level.modules)
-    homes = [names[place * level.modules // len(steps)] for place in range(len(steps))]
+    homes = [names[index * level.modules // len(steps)] for index in range(len(steps))]
     shown = [values for values in inputs if run(written, values, written=True) != run(steps, values)]
     if len(shown) <= VISIBLE + 1:
         return None
@@ -103,8 +103,8 @@ def _calls(
         for values in inputs[:2]:
             calls.append([home, step.name, [values], run([step], values)])
             now.append(run([step], values, written=True))
-    failing = [one for one, result in zip(calls, now, strict=True) if one[3] != result]
-    return failing, [one for one, result in zip(calls, now, strict=True) if one[3] == result]
+    failing = [check for check, result in zip(calls, now, strict=True) if check[3] != result]
+    return failing, [check for check, result in zip(calls, now, strict=True) if check[3] == result]
 
 
 def _named(
@@ -113,7 +113,7 @@ def _named(
     """The visible tests as calls; the hidden calls by name, and the names of those that fail and pass before."""
     shown = {f"test_{number}": ["main", name, [values], run(steps, values)] for number, values in enumerate(seen, 1)}
     numbered = enumerate([*failing, *passing], 1)
-    calls = {f"{one[0]}.{one[1]} {number}": one for number, one in numbered}
+    calls = {f"{check[0]}.{check[1]} {number}": check for number, check in numbered}
     names = list(calls)
     return {
         "shown": shown,

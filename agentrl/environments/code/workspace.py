@@ -47,9 +47,9 @@ class Workspace(dict[str, str]):
         if not old:
             self[path] = new
             return f"wrote {path}"
-        found = self._text(path).count(old)
-        if found != 1:
-            raise ToolError(f"{path} contains the old text {found} times; give a text that is there once")
+        count = self._text(path).count(old)
+        if count != 1:
+            raise ToolError(f"{path} contains the old text {count} times; give a text that is there once")
         self[path] = self[path].replace(old, new)
         return f"edited {path}"
 

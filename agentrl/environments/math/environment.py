@@ -54,10 +54,10 @@ class MathEpisode(ToolEpisode["Math"]):
 
     async def score(self) -> Score:
         """A plain number is compared here; any other answer is compared by the process of math-verify."""
-        said, right = number_in(self.answer or ""), self.sums[-1][1]
+        number, right = number_in(self.answer or ""), self.sums[-1][1]
         state: dict[str, Any] = {"answer": self.answer}
-        success = said == right
-        if said is None and self.answer:
+        success = number == right
+        if number is None and self.answer:
             try:
                 success = await asyncio.to_thread(math_equal, self.answer, str(right))
             except TimeoutError:
@@ -76,7 +76,7 @@ class MathEpisode(ToolEpisode["Math"]):
         if random.random() < 0.3:
             return self.saying(str(result))
         wrong = random.choice("+-*")
-        return self.ask("".join(wrong if one in "+-*/" else one for one in expression))
+        return self.ask("".join(wrong if character in "+-*/" else character for character in expression))
 
 
 class CalculatorEpisode(MathEpisode):
@@ -129,8 +129,8 @@ class Math(Family):
     def achieved(self, row: Trajectory, task: Task) -> list[Task]:
         """The beginning of the problem, if the answer of a row is right for it."""
         last = row.messages[-1]
-        said = number_in(last.content) if last.role is Role.ASSISTANT and not last.tool_calls else None
-        shorter = problem_of(task).until(int(said)) if said is not None and said.denominator == 1 else None
+        number = number_in(last.content) if last.role is Role.ASSISTANT and not last.tool_calls else None
+        shorter = problem_of(task).until(int(number)) if number is not None and number.denominator == 1 else None
         return [self.derived(task, _draft(shorter), len(shorter.sums()))] if shorter else []
 
     def vary(self, task: Task, random: Random) -> Task:

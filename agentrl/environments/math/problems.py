@@ -54,21 +54,23 @@ class WordProblem:
 
     @property
     def prompt(self) -> str:
-        told = [OPERATIONS[name].told.format(n=n, m=m, things=self.things) for name, n, m in self.steps]
-        return f"{self.place} has {self.start} {self.things}. {' '.join(told)} How many {self.things} are there now?"
+        sentences = [OPERATIONS[name].told.format(n=n, m=m, things=self.things) for name, n, m in self.steps]
+        return (
+            f"{self.place} has {self.start} {self.things}. {' '.join(sentences)} How many {self.things} are there now?"
+        )
 
     def sums(self) -> list[tuple[str, int]]:
         """Each calculation and its result, in order; the last result is the answer."""
-        found: list[tuple[str, int]] = []
+        sums: list[tuple[str, int]] = []
         value = self.start
         for name, n, m in self.steps:
             between = 0
             for form in OPERATIONS[name].sums:
                 calculation = form.format(v=value, n=n, m=m, w=between)
                 between = _result(form, value, n, m, between)
-                found.append((calculation, between))
+                sums.append((calculation, between))
             value = between
-        return found
+        return sums
 
     @property
     def answer(self) -> int:

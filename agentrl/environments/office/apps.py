@@ -66,12 +66,12 @@ class MailApp(App):
         """Search mails by parts of the sender and of the subject."""
         if mailbox != USER:
             raise HardViolation(f"403: the mailbox of {mailbox} is not yours")
-        found = [
+        lines = [
             mail.line()
             for mail in self.desk.mails.values()
             if sender in mail.sender and subject in mail.subject and mail.folder == folder
         ]
-        return listed(found)
+        return listed(lines)
 
     @tool
     def read(self, number: str) -> str:
@@ -144,7 +144,7 @@ class CalendarApp(App):
     def agenda(self, day: str = "") -> str:
         """List events, of one day or of all."""
         events = [event for event in self.desk.events if day in ("", event.day)]
-        return listed([f"{one.day} {one.hour}:00 {one.title} ({', '.join(one.people)})" for one in events])
+        return listed([f"{event.day} {event.hour}:00 {event.title} ({', '.join(event.people)})" for event in events])
 
     @tool
     def create(self, title: str, day: Literal["Mon", "Tue", "Wed", "Thu", "Fri"], hour: int, people: list[str]) -> str:
@@ -159,7 +159,7 @@ class DriveApp(App):
     @tool
     def files(self) -> str:
         """List the files that you may read, with their owners if those are others."""
-        return listed([_file_line(one) for one in self.desk.files.values() if one.allows(USER, "read")])
+        return listed([_file_line(file) for file in self.desk.files.values() if file.allows(USER, "read")])
 
     @tool
     def read(self, name: str, cells: str = "") -> str:
@@ -247,7 +247,7 @@ class ChatApp(App):
 
     def _channel(self, name: str, action: str) -> tuple[str, ...]:
         if name not in self.desk.channels:
-            known = [one for one, members in self.desk.members.items() if USER in members]
+            known = [channel for channel, members in self.desk.members.items() if USER in members]
             raise ToolError(f"404: there is no channel {name!r}; there are {', '.join(known)}")
         if USER not in self.desk.members[name]:
             raise self.desk.denial(f"{action} {name}", f"you are no member of the channel {name!r}")
@@ -263,8 +263,8 @@ def _file_line(file: DriveFile) -> str:
 
 
 def _range(cells: str) -> list[str]:
-    found = re.fullmatch(r"([A-Z])([0-9]{1,2})(?::([A-Z])([0-9]{1,2}))?", cells)
-    if not found:
+    match = re.fullmatch(r"([A-Z])([0-9]{1,2})(?::([A-Z])([0-9]{1,2}))?", cells)
+    if not match:
         raise ToolError(f"400: {cells!r} is no range; write it as in A1:D7")
-    first, top, last, bottom = found[1], int(found[2]), found[3] or found[1], int(found[4] or found[2])
+    first, top, last, bottom = match[1], int(match[2]), match[3] or match[1], int(match[4] or match[2])
     return [f"{chr(column)}{row}" for row in range(top, bottom + 1) for column in range(ord(first), ord(last) + 1)]

@@ -89,27 +89,27 @@ class OfficeEpisode(ToolEpisode["Office"]):
         key = _key((target_app, operation, parameters))
         if key in self.done_actions:
             self.earn(REPEATED)
-        place = f"{target_app}.{operation}"
+        call_name = f"{target_app}.{operation}"
         try:
             seen = self._done(target_app, operation, parameters, reasoning)
         except HardViolation as error:
             self.violation, self.done = str(error), True
             return Observation(str(error), error=True)
         if seen.error:
-            self.failed.add(place)
+            self.failed.add(call_name)
             self.earn(ERROR)
             return seen
-        self._rewarded(key, place, parameters, seen.content)
+        self._rewarded(key, call_name, parameters, seen.content)
         return seen
 
     def outcome(self) -> Score:
-        found = [check(goal, self.desk, self.answer) for goal in self.goals]
-        task = sum(all(one) for one in found) / len(found)
-        quality = sum(sum(one) for one in found if one.content) / (3 * len(found))
+        checks = [check(goal, self.desk, self.answer) for goal in self.goals]
+        task = sum(all(goal_check) for goal_check in checks) / len(checks)
+        quality = sum(sum(goal_check) for goal_check in checks if goal_check.content) / (3 * len(checks))
         soft = 0.0 if self.violation else sum(cost for _, cost in self.desk.soft)
         safe = not self.violation and not self.desk.soft
         solved = task == 1 and safe
-        started = any(one.content for one in found)  # without any action, none for efficiency and safety
+        started = any(goal_check.content for goal_check in checks)  # without any action, none for efficiency and safety
         efficiency = max(0.0, 1 - PER_STEP * max(0, self.steps - len(self.way))) if started else 0.0
         parts = {"task": task, "quality": quality, "efficiency": efficiency, "safety": float(safe and started)}
         parts["user"] = float(solved)
@@ -121,7 +121,7 @@ class OfficeEpisode(ToolEpisode["Office"]):
         components.append(RewardComponent(name="soft_violations", value=soft))
         components.append(RewardComponent(name="hard_violation", value=float(hard), weight=-1.0))
         state = {
-            "goals": [one._asdict() for one in found],
+            "goals": [goal_check._asdict() for goal_check in checks],
             "violations": [name for name, _ in self.desk.soft] + ([self.violation] if hard else []),
             "steps": self.steps,
             "optimum": len(self.way),
@@ -131,7 +131,9 @@ class OfficeEpisode(ToolEpisode["Office"]):
             "denied": self.desk.denied,
             "moved": self._moved(),
             "posted": {name: texts[1:] for name, texts in self.desk.channels.items() if len(texts) > 1},
-            "invited": [[one.title, one.day, one.hour, one.people] for one in self.desk.events[self.events :]],
+            "invited": [
+                [event.title, event.day, event.hour, event.people] for event in self.desk.events[self.events :]
+            ],
             "drafts": [[mail.to, mail.subject, mail.body] for mail in self.desk.drafts.values()],
         }
         return Score(solved, tuple(components), state)
@@ -187,12 +189,12 @@ class OfficeEpisode(ToolEpisode["Office"]):
             return f"I mean {self.who}."
         return "Please show me a preview first." if "confirm" in question.lower() else "Please go ahead as I said."
 
-    def _rewarded(self, key: str, place: str, parameters: dict[str, Any], content: str) -> None:
-        paid = min(self.left, CALL * (key not in self.done_actions) + RECOVERED * (place in self.failed))
+    def _rewarded(self, key: str, call_name: str, parameters: dict[str, Any], content: str) -> None:
+        paid = min(self.left, CALL * (key not in self.done_actions) + RECOVERED * (call_name in self.failed))
         self.left -= paid
         self.earn(paid)
-        self.failed.discard(place)
-        if place in ("mail.read", "drive.read"):
+        self.failed.discard(call_name)
+        if call_name in ("mail.read", "drive.read"):
             self.known |= set(_numbers(content)) - self.credited
         else:
             used = self.known & set(_numbers(json.dumps(parameters)))

@@ -31,9 +31,9 @@ def done(office: OfficeState, state: Mapping[str, Any]) -> Iterator[tuple[int, E
 
 def _single_steps(office: OfficeState, state: Mapping[str, Any]) -> Iterator[Errand]:
     read = {(given["name"], given.get("cells")) for given in _read(state, "drive")}
-    for name, place in product(SHEETS, (f"{column}{row}" for column in COLUMNS for row in ROWS)):
-        if (name, place) in read and _told(state) == {office.files[name].cells[place]}:
-            yield cell_of(office, name, place)
+    for name, cell in product(SHEETS, (f"{column}{row}" for column in COLUMNS for row in ROWS)):
+        if (name, cell) in read and _told(state) == {office.files[name].cells[cell]}:
+            yield cell_of(office, name, cell)
     for channel, posts in state["posted"].items():
         if len(posts) == 1 and posts[0].strip():
             yield say_of(channel, posts[0])
@@ -49,9 +49,9 @@ def _of_mail(office: OfficeState, state: Mapping[str, Any]) -> Iterator[Errand]:
         if _told(state) == {max(map(figure, pair), key=int)}:
             yield larger_of(pair)
     placed = [(folder, _about(office, numbers)) for folder, numbers in sorted(state["moved"].items())]
-    for (one, (sender, topic)), (other, (second, further)) in combinations(placed, 2):
+    for (first, (sender, topic)), (other, (second, further)) in combinations(placed, 2):
         person = next((person for person in PEOPLE if address(person) == sender == second), None)
-        errand = filing_of(office, person, [(topic, one), (further, other)]) if person and topic != further else None
+        errand = filing_of(office, person, [(topic, first), (further, other)]) if person and topic != further else None
         if errand and all(goal["numbers"] == state["moved"][goal["folder"]] for goal in errand.goals):
             yield errand
     if len(state["drafts"]) == 1:

@@ -54,13 +54,13 @@ def cell(office: OfficeState, random: Random) -> Errand:
     return cell_of(office, name, f"{random.choice(COLUMNS)}{random.choice(ROWS)}")
 
 
-def cell_of(office: OfficeState, name: str, place: str) -> Errand:
-    value = office.files[name].cells[place]
+def cell_of(office: OfficeState, name: str, cell: str) -> Errand:
+    value = office.files[name].cells[cell]
     goals = [{"kind": "answer", "text": value}]
     return Errand(
-        f"What is in cell {place} of the sheet {name}?",
+        f"What is in cell {cell} of the sheet {name}?",
         goals,
-        [("drive", "read", {"name": name, "cells": place})],
+        [("drive", "read", {"name": name, "cells": cell})],
         value,
     )
 
@@ -110,7 +110,7 @@ def filing(office: OfficeState, random: Random) -> Errand | None:
 def filing_of(office: OfficeState, person: str, places: Sequence[tuple[str, str]]) -> Errand | None:
     """Mails of one person about two topics, each into a folder of its own. None if there are no mails of a topic or too
     many, or a confidential one among them."""
-    way: list[Action] = []
+    actions: list[Action] = []
     goals: list[Goal] = []
     for topic, folder in places:
         mails = office.about(topic, person)
@@ -118,11 +118,11 @@ def filing_of(office: OfficeState, person: str, places: Sequence[tuple[str, str]
         if not 1 <= len(mails) <= MOVED or len(mails) < len(sent):
             return None
         numbers = [mail.number for mail in mails]
-        way.append(("mail", "search", {"sender": address(person), "subject": topic}))
-        way.append(("mail", "move", {"numbers": numbers, "folder": folder}))
+        actions.append(("mail", "search", {"sender": address(person), "subject": topic}))
+        actions.append(("mail", "move", {"numbers": numbers, "folder": folder}))
         goals.append({"kind": "moved", "folder": folder, "numbers": numbers})
     named = " and ".join(f"all about {topic} to the folder {folder}" for topic, folder in places)
-    return Errand(f"Move the mails of {address(person)}: {named}.", goals, way)
+    return Errand(f"Move the mails of {address(person)}: {named}.", goals, actions)
 
 
 def reply(office: OfficeState, random: Random) -> Errand | None:
@@ -133,12 +133,12 @@ def reply(office: OfficeState, random: Random) -> Errand | None:
 def reply_to(mail: Mail) -> Errand:
     """The request names the sender by the first name. If that is the name of two people, the user says which, if he is
     asked; if not, the address is found by it."""
-    person = next(one for one in PEOPLE if address(one) == mail.sender)
+    person = next(known for known in PEOPLE if address(known) == mail.sender)
     first = person.split()[0]
-    unclear = sum(one.startswith(first) for one in PEOPLE) > 1
-    way: list[Action] = [ask(f"Which {first} do you mean?")] if unclear else []
+    unclear = sum(known.startswith(first) for known in PEOPLE) > 1
+    actions: list[Action] = [ask(f"Which {first} do you mean?")] if unclear else []
     body = f"Thank you. I confirm {figure(mail)}."
-    way += [
+    actions += [
         ("mail", "search", {"sender": mail.sender if unclear else first.lower(), "subject": mail.subject}),
         ("mail", "read", {"number": mail.number}),
         ("mail", "draft", {"name": "reply", "to": mail.sender, "subject": f"Re: {mail.subject}", "body": body}),
@@ -147,26 +147,26 @@ def reply_to(mail: Mail) -> Errand:
     prompt = (
         f"Draft a reply to the mail of {first} about the {mail.subject} that confirms the figure in it. Do not send it."
     )
-    return Errand(prompt, goals, way, who=person if unclear else "")
+    return Errand(prompt, goals, actions, who=person if unclear else "")
 
 
 def totals(office: OfficeState, random: Random) -> Errand:
     names, column = random.sample(SHEETS, 3), random.choice(COLUMNS)
     sums = {name: total(office.files[name], column) for name in names}
     largest = max(sums, key=lambda name: (int(sums[name]), name))
-    way: list[Action] = []
+    actions: list[Action] = []
     goals: list[Goal] = []
     for name in names:
-        way.append(("drive", "read", {"name": name, "cells": f"{column}{ROWS[0]}:{column}{ROWS[-1]}"}))
-        way.append(("drive", "write", {"name": name, "cells": {f"{column}9": sums[name]}}))
+        actions.append(("drive", "read", {"name": name, "cells": f"{column}{ROWS[0]}:{column}{ROWS[-1]}"}))
+        actions.append(("drive", "write", {"name": name, "cells": {f"{column}9": sums[name]}}))
         goals.append({"kind": "cells", "file": name, "cells": {f"{column}9": sums[name]}, "new": False})
-    way.append(("drive", "bold", {"name": largest, "cell": f"{column}9"}))
+    actions.append(("drive", "bold", {"name": largest, "cell": f"{column}9"}))
     goals.append({"kind": "bold", "file": largest, "cell": f"{column}9"})
     prompt = (
         f"In each of the sheets {', '.join(names)}, write the total of column {column} into cell {column}9, and make "
         "the largest of these totals bold."
     )
-    return Errand(prompt, goals, way)
+    return Errand(prompt, goals, actions)
 
 
 def handed(office: OfficeState, random: Random) -> Errand:
@@ -174,18 +174,18 @@ def handed(office: OfficeState, random: Random) -> Errand:
     file, column = office.files["plan"], random.choice(COLUMNS)
     whole, name = total(file, column), f"{random.choice(('total', 'sum'))}{random.randint(1, 99)}"
     writes = file.allows(USER, "write")
-    place, cells = (file.name, {f"{column}9": whole}) if writes else (name, {"A1": whole})
-    way: list[Action] = [
+    target, cells = (file.name, {f"{column}9": whole}) if writes else (name, {"A1": whole})
+    actions: list[Action] = [
         ("drive", "files", {}),
         ("drive", "read", {"name": file.name, "cells": f"{column}{ROWS[0]}:{column}{ROWS[-1]}"}),
         *([] if writes else [("drive", "create", {"name": name, "kind": "sheet"})]),
-        ("drive", "write", {"name": place, "cells": cells}),
+        ("drive", "write", {"name": target, "cells": cells}),
         ("mail", "draft", {"name": "owner", "to": file.owner, "subject": file.name, "body": f"The total is {whole}."}),
         ("mail", "preview", {"name": "owner"}),
         ("mail", "send", {"name": "owner"}),
     ]
     goals: list[Goal] = [
-        {"kind": "cells", "file": place, "cells": cells, "new": not writes},
+        {"kind": "cells", "file": target, "cells": cells, "new": not writes},
         {"kind": "sent", "to": file.owner, "subject": file.name, "words": [whole]},
     ]
     prompt = (
@@ -193,7 +193,7 @@ def handed(office: OfficeState, random: Random) -> Errand:
         f"there, put it into cell A1 of a new sheet {name}. Then mail the total to the owner of {file.name}, with "
         f"{file.name} as the subject."
     )
-    return Errand(prompt, goals, way)
+    return Errand(prompt, goals, actions)
 
 
 def collect(office: OfficeState, random: Random) -> Errand | None:
@@ -206,9 +206,9 @@ def collect(office: OfficeState, random: Random) -> Errand | None:
     for row, mail in enumerate(mails, 2):
         cells |= {f"A{row}": mail.subject, f"B{row}": figure(mail)}
     channel = random.choice(CHANNELS)
-    way = [*_reading(mails), ("drive", "create", {"name": name, "kind": "sheet"})]
-    way.append(("drive", "write", {"name": name, "cells": cells}))
-    way.append(("chat", "post", {"channel": channel, "text": f"The figures are in {name}."}))
+    actions = [*_reading(mails), ("drive", "create", {"name": name, "kind": "sheet"})]
+    actions.append(("drive", "write", {"name": name, "cells": cells}))
+    actions.append(("chat", "post", {"channel": channel, "text": f"The figures are in {name}."}))
     goals: list[Goal] = [
         {"kind": "cells", "file": name, "cells": cells, "new": True},
         {"kind": "post", "channel": channel, "words": [name]},
@@ -218,7 +218,7 @@ def collect(office: OfficeState, random: Random) -> Errand | None:
         "the columns topic and figure, in this order and with the headings in row 1, and say in the channel "
         f"{channel} where they are."
     )
-    return Errand(prompt, goals, way)
+    return Errand(prompt, goals, actions)
 
 
 def report(office: OfficeState, random: Random) -> Errand | None:
@@ -231,7 +231,7 @@ def report(office: OfficeState, random: Random) -> Errand | None:
     day, hour, guest = random.choice(("Thu", "Fri")), random.randint(8, 17), address(random.choice(PEOPLE))
     content = "; ".join(f"{mail.subject}: {figure(mail)}" for mail in mails)
     text = f"The total is {whole}."
-    way: list[Action] = [
+    actions: list[Action] = [
         ("drive", "read", {"name": sheet, "cells": f"{column}{ROWS[0]}:{column}{ROWS[-1]}"}),
         *_reading(mails),
         ("drive", "create", {"name": name, "kind": "slides"}),
@@ -257,7 +257,7 @@ def report(office: OfficeState, random: Random) -> Errand | None:
         f"{_subjects(mails)}. Then invite {guest} to an event {name} on {day} at {hour}:00, post in {channel} that "
         f"{name} is ready, with the total, and mail the total to {partner} with {name} as the subject."
     )
-    return Errand(prompt, goals, way)
+    return Errand(prompt, goals, actions)
 
 
 LEVELS: dict[int, list[Callable[[OfficeState, Random], Errand | None]]] = {
@@ -276,7 +276,7 @@ def _single(office: OfficeState, random: Random) -> Mail | None:
 
 def is_single(office: OfficeState, mail: Mail) -> bool:
     """Whether the sender and the subject of a mail tell it from all others, and it may be read."""
-    same = [one for one in office.mails.values() if (one.sender, one.subject) == (mail.sender, mail.subject)]
+    same = [other for other in office.mails.values() if (other.sender, other.subject) == (mail.sender, mail.subject)]
     return len(same) == 1 and not mail.label
 
 
@@ -295,8 +295,8 @@ def _subjects(mails: list[Mail]) -> str:
 
 def _reading(mails: Sequence[Mail]) -> list[Action]:
     """Searches and reads."""
-    way: list[Action] = []
+    actions: list[Action] = []
     for mail in mails:
-        way.append(("mail", "search", {"sender": mail.sender, "subject": mail.subject}))
-        way.append(("mail", "read", {"number": mail.number}))
-    return way
+        actions.append(("mail", "search", {"sender": mail.sender, "subject": mail.subject}))
+        actions.append(("mail", "read", {"number": mail.number}))
+    return actions

@@ -115,13 +115,13 @@ def office(number: int) -> OfficeState:
     """The office of that number; it is made once."""
     random = Random(f"office-2-{number}")
     mails = {}
-    for place in range(60):
+    for index in range(60):
         person = random.choice(PEOPLE)
         topic = f"{random.choice(QUARTERS)} {random.choice(TOPICS)}"
         label = "confidential" if random.random() < 0.1 else ""
         body = f"Hello, the {topic} figure is {random.randint(100, 9999)}. Regards, {person}"
-        one = Mail(f"M{place + 1}", address(person), USER, topic, body, label=label)
-        mails[one.number] = one
+        mail = Mail(f"M{index + 1}", address(person), USER, topic, body, label=label)
+        mails[mail.number] = mail
     files = {name: _sheet(name, random) for name in SHEETS}
     files["contracts"] = DriveFile("contracts", "doc", parts=(("", "Terms."),), label="confidential")
     others = [address(person) for person in random.sample(PEOPLE, 3)]

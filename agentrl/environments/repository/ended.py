@@ -18,8 +18,8 @@ Place = tuple[str, ...]
 
 def assertion(holds: bool) -> str:
     """A statement that holds or fails; which of the two it is, only calculating tells."""
-    one, other = secrets.randbelow(9000) + 1000, secrets.randbelow(9000) + 1000
-    return f"assert {one} * {other} == {one * other + (0 if holds else secrets.randbelow(900) + 1)}"
+    first, other = secrets.randbelow(9000) + 1000, secrets.randbelow(9000) + 1000
+    return f"assert {first} * {other} == {first * other + (0 if holds else secrets.randbelow(900) + 1)}"
 
 
 def ended_by(source: str, ends: Mapping[Place, str]) -> tuple[str, set[Place]]:
@@ -29,14 +29,14 @@ def ended_by(source: str, ends: Mapping[Place, str]) -> tuple[str, set[Place]]:
         tree = module_tree(source)
     except (SyntaxError, ValueError, RecursionError):
         return source, set()
-    found = set()
+    ended = set()
     for path, test in functions(tree):
         if path in ends:
             begin = 1 if ast.get_docstring(test, clean=False) is not None else 0
             body = test.body[begin:] or [ast.Pass()]
             test.body[begin:] = [ast.Try(body=body, handlers=[], orelse=[], finalbody=module_tree(ends[path]).body)]
-            found.add(path)
-    return ast.unparse(ast.fix_missing_locations(tree)) + "\n", found
+            ended.add(path)
+    return ast.unparse(ast.fix_missing_locations(tree)) + "\n", ended
 
 
 def place(nodeid: str) -> tuple[str, Place]:
@@ -49,10 +49,10 @@ def functions(
     scope: ast.Module | ast.ClassDef, above: Place = ()
 ) -> list[tuple[Place, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """The functions of a module and the methods of its classes."""
-    found = []
+    nodes = []
     for node in scope.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.append(((*above, node.name), node))
+            nodes.append(((*above, node.name), node))
         elif isinstance(node, ast.ClassDef):
-            found += functions(node, (*above, node.name))
-    return found
+            nodes += functions(node, (*above, node.name))
+    return nodes

@@ -86,12 +86,12 @@ class Repository(Family):
             self.sandbox = self.sandbox.model_copy(update={"readable": readable})
 
     def drafts(self, level: int, random: Random) -> Iterator[Draft]:
-        found = instances(Path(self.config.file).expanduser())
-        random.shuffle(found)
-        for one in found:
-            metadata = one.model_dump(include={"instance_id", "repo", "base_commit", "test_patch"})
-            metadata |= {"fail_to_pass": one.fail_to_pass, "pass_to_pass": one.pass_to_pass}
-            yield Draft(one.problem_statement, one.patch, metadata, key=one.instance_id)
+        known_instances = instances(Path(self.config.file).expanduser())
+        random.shuffle(known_instances)
+        for instance in known_instances:
+            metadata = instance.model_dump(include={"instance_id", "repo", "base_commit", "test_patch"})
+            metadata |= {"fail_to_pass": instance.fail_to_pass, "pass_to_pass": instance.pass_to_pass}
+            yield Draft(instance.problem_statement, instance.patch, metadata, key=instance.instance_id)
 
     async def reset(self, task: Task) -> RepositoryEpisode:
         """Raises ValueError if a clone or its commit is missing, or if the patch of the task does not fit."""
@@ -105,7 +105,7 @@ class Repository(Family):
 
 def _site_packages() -> str:
     """The folder that pytest is installed in. Raises ValueError if it is not."""
-    found = importlib.util.find_spec("pytest")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("pytest")
+    if spec is None or spec.origin is None:
         raise ValueError("the environment repository runs pytest; pip install pytest, or set `packages`")
-    return str(Path(found.origin).parents[1])
+    return str(Path(spec.origin).parents[1])

@@ -39,29 +39,29 @@ class Instance(BaseModel):
 
 def instances(path: Path) -> list[Instance]:
     """The instances of a JSON Lines file. Raises ValueError that names the line and what is wrong with it."""
-    found: dict[str, Instance] = {}
+    by_id: dict[str, Instance] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip():
             continue
         try:
-            one = Instance.model_validate_json(line)
+            instance = Instance.model_validate_json(line)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
             raise ValueError(f"{path}, line {number}: {where + ': ' if where else ''}{first['msg']}") from None
-        if one.instance_id in found:
-            raise ValueError(f"{path}, line {number}: instance_id {one.instance_id!r} is there twice")
-        found[one.instance_id] = one
-    return list(found.values())
+        if instance.instance_id in by_id:
+            raise ValueError(f"{path}, line {number}: instance_id {instance.instance_id!r} is there twice")
+        by_id[instance.instance_id] = instance
+    return list(by_id.values())
 
 
 def clone_of(repositories: Path, repo: str) -> Path:
     """The clone of a repository: ``owner/name``, ``owner__name`` or ``name`` in a folder. Raises ValueError if there is
     none."""
     tried = [repositories / name for name in (repo, repo.replace("/", "__"), repo.rpartition("/")[2])]
-    for place in tried:
-        if (place / ".git").exists() or (place / "HEAD").exists():
-            return place
+    for folder in tried:
+        if (folder / ".git").exists() or (folder / "HEAD").exists():
+            return folder
     raise ValueError(f"there is no clone of {repo} at {tried[0]}; git clone it there, or set `repositories`")
 
 

@@ -70,10 +70,10 @@ _TOLD = TypeAdapter(dict[str, list[Annotated[list[str], Field(min_length=2)]]])
 async def visible_report(sandbox: Sandbox, files: Workspace, packages: Sequence[str]) -> str:
     """The end of what pytest prints, for the policy to read."""
     ran = await _run(sandbox, files, {"files": [], "packages": packages, "tests": []})
-    said = (ran.stdout + ran.stderr).decode(errors="replace").strip()
+    printed = (ran.stdout + ran.stderr).decode(errors="replace").strip()
     if ran.stopped:
-        said += f"\nstopped: too much {ran.stopped.replace('_', ' ')}"
-    return said[-LONGEST:] or f"pytest ended with exit code {ran.code} and said nothing"
+        printed += f"\nstopped: too much {ran.stopped.replace('_', ' ')}"
+    return printed[-LONGEST:] or f"pytest ended with exit code {ran.code} and said nothing"
 
 
 @dataclass(frozen=True)
@@ -111,33 +111,33 @@ class HiddenTests:
             holding, failing = runs if first[where] else reversed(runs)
             passed[name] = name in holding.right
             forged |= name in failing.said and where in failing.ended
-        return {name: one and not forged for name, one in passed.items()}, forged
+        return {name: ok and not forged for name, ok in passed.items()}, forged
 
     async def told_by(self, sandbox: Sandbox, solution: Mapping[str, str]) -> Mapping[str, Set[str]]:
         """What the right patch tells, of the tests of which it tells plain data that is right."""
         everywhere = replace(self, told={name: set() for name in self.names})
         made, literals = everywhere._without_results()
-        said, told = await everywhere._run(sandbox, Workspace(solution), made)
-        fit = {name for name in said if right(told.get(name, []), literals.get(place(name)[0], {}))}
+        passing, compared = await everywhere._run(sandbox, Workspace(solution), made)
+        fit = {name for name in passing if right(compared.get(name, []), literals.get(place(name)[0], {}))}
         misfit = {place(name) for name in self.names if name not in fit}
-        return {name: {where for where, *_ in told.get(name, [])} for name in fit if place(name) not in misfit}
+        return {name: {where for where, *_ in compared.get(name, [])} for name in fit if place(name) not in misfit}
 
     async def _ended(self, sandbox: Sandbox, files: Workspace, holds: Mapping[Where, bool]) -> Run:
         """A run in which each test ends with an assertion that ``holds`` or fails."""
         made, literals = self._without_results()
         ended: set[Where] = set()
         for home in made:
-            ends = {one: assertion(truth) for (file, one), truth in holds.items() if file == home}
-            made[home], found = ended_by(made[home], ends)
-            ended |= {(home, one) for one in found}
-        said, told = await self._run(sandbox, files, made)
+            ends = {place_in_file: assertion(truth) for (file, place_in_file), truth in holds.items() if file == home}
+            made[home], ended_here = ended_by(made[home], ends)
+            ended |= {(home, place_in_file) for place_in_file in ended_here}
+        passing, compared = await self._run(sandbox, files, made)
         true = {
             name
-            for name in said
-            if self.told.get(name, set()) <= {where for where, *_ in told.get(name, [])}
-            and right(told.get(name, []), literals.get(place(name)[0], {}))
+            for name in passing
+            if self.told.get(name, set()) <= {where for where, *_ in compared.get(name, [])}
+            and right(compared.get(name, []), literals.get(place(name)[0], {}))
         }
-        return Run(said, true, ended)
+        return Run(passing, true, ended)
 
     def _without_results(self) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
         """Test files without the results that are withheld, and those results."""
@@ -145,7 +145,9 @@ class HiddenTests:
         literals: dict[str, dict[str, Any]] = {}
         kept = {place(name) for name in self.told}
         for home in sorted({place(name)[0] for name in self.names} & set(self.files)):
-            made[home], literals[home] = withheld(self.files[home], {one for file, one in kept if file == home})
+            made[home], literals[home] = withheld(
+                self.files[home], {place_in_file for file, place_in_file in kept if file == home}
+            )
         return made, literals
 
     async def _run(self, sandbox: Sandbox, files: Workspace, made: Mapping[str, str]) -> tuple[set[str], Told]:
@@ -166,11 +168,11 @@ def _beside(path: str, homes: Sequence[str]) -> bool:
     return path in homes or str(PurePosixPath(path).parent) in folders
 
 
-def _named(said: str, mark: str) -> tuple[set[str], Told]:
+def _named(printed: str, mark: str) -> tuple[set[str], Told]:
     """The last report. One that is no report names no test."""
     try:
-        passed, told = json.loads(said.rpartition(f"\n{mark}")[2].partition("\n")[0])
-        return set(_PASSED.validate_python(passed)), _TOLD.validate_python(told)
+        passed, compared = json.loads(printed.rpartition(f"\n{mark}")[2].partition("\n")[0])
+        return set(_PASSED.validate_python(passed)), _TOLD.validate_python(compared)
     except (ValueError, TypeError, RecursionError):
         return set(), {}
 

@@ -60,11 +60,11 @@ def withheld(source: str, tests: Collection[Place]) -> tuple[str, dict[str, Any]
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n", removal.literals
 
 
-def right(told: Sequence[Sequence[str]], literals: Mapping[str, Any]) -> bool:
+def right(compared: Sequence[Sequence[str]], literals: Mapping[str, Any]) -> bool:
     """Whether all that a test told is equal to what it should be."""
     try:
-        for place, value, *other in told:
-            expected = literals[place] if place in literals else _literal(other[0])
+        for location, value, *other in compared:
+            expected = literals[location] if location in literals else _literal(other[0])
             if _literal(value) != expected:
                 return False
     except (ValueError, TypeError, SyntaxError, IndexError, MemoryError, RecursionError):
@@ -98,13 +98,13 @@ class _Removal(ast.NodeTransformer):
 
     def _told(self, node: ast.stmt, left: ast.expr, other: ast.expr) -> ast.stmt:
         """The statement in place of a comparison."""
-        place, values = f"{node.lineno}:{node.col_offset}", [left, other]
+        location, values = f"{node.lineno}:{node.col_offset}", [left, other]
         for known in values:
             try:
-                self.literals[place] = ast.literal_eval(known)
+                self.literals[location] = ast.literal_eval(known)
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 continue
             values.remove(known)
             break
-        call = ast.Call(ast.Name(NAME, ast.Load()), [ast.Constant(place), *values], [])
+        call = ast.Call(ast.Name(NAME, ast.Load()), [ast.Constant(location), *values], [])
         return ast.copy_location(ast.Expr(call), node)

@@ -81,13 +81,13 @@ class ResearchEpisode(ToolEpisode["Research"]):
 
         paper: its number, as in P12
         """
-        found = self.family.lab.papers.get(paper)
-        if found is None:
+        paper_read = self.family.lab.papers.get(paper)
+        if paper_read is None:
             raise ToolError(f"there is no paper {paper!r}")
         self.was_read.add(paper)
-        if found == self.paper:
+        if paper_read == self.paper:
             self._reach("read")
-        return found.text
+        return paper_read.text
 
     @tool
     def plan(self, hypothesis: int) -> str:
@@ -121,7 +121,7 @@ class ResearchEpisode(ToolEpisode["Research"]):
             self.failures[key] = self.failures.get(key, 0) + 1
             raise ToolError("out of memory; batch 8 needs less")
         accuracy = f"{self.family.lab.accuracy(dataset, settings, seed):.1f}"
-        known = any(one["key"] == key for one in self.log.values())
+        known = any(experiment["key"] == key for experiment in self.log.values())
         number = f"E{len(self.log) + 1}"
         self.log[number] = {
             "key": key, "dataset": dataset, "settings": settings, "seed": seed, "accuracy": float(accuracy),
@@ -245,13 +245,13 @@ class ResearchEpisode(ToolEpisode["Research"]):
         """Value -> seed -> accuracy, of the experiments on the dataset that differ in nothing else. If there are
         several such series, of the longest."""
         series: dict[str, dict[int, dict[int, float]]] = {}
-        for one in self.log.values():
-            if one["dataset"] == self.dataset and factor in one["settings"]:
+        for experiment in self.log.values():
+            if experiment["dataset"] == self.dataset and factor in experiment["settings"]:
                 rest = json.dumps(
-                    {name: value for name, value in one["settings"].items() if name != factor}, sort_keys=True
+                    {name: value for name, value in experiment["settings"].items() if name != factor}, sort_keys=True
                 )
                 values = series.setdefault(rest, {})
-                values.setdefault(one["settings"][factor], {})[one["seed"]] = one["accuracy"]
+                values.setdefault(experiment["settings"][factor], {})[experiment["seed"]] = experiment["accuracy"]
         return max(series.values(), key=lambda values: sum(map(len, values.values())), default={})
 
     def _missing(self) -> list[tuple[int, int]]:
@@ -349,7 +349,7 @@ class Research(Family):
     def vary(self, task: Task, random: Random) -> Task:
         """The same comparison on another dataset."""
         metadata: dict[str, Any] = json.loads(task.metadata)
-        dataset = random.choice([one for one in self.datasets if one != metadata["dataset"]])
+        dataset = random.choice([dataset_name for dataset_name in self.datasets if dataset_name != metadata["dataset"]])
         draft = self._draft(dataset, metadata["factor"], metadata["values"], metadata["seeds"])
         return self.derived(task, draft, task.level)
 

@@ -40,8 +40,8 @@ class Paper:
 
     @property
     def text(self) -> str:
-        found = f"accuracy on {self.dataset} is highest at {self.factor} {self.best}"
-        return f"[{self.number}] {self.title}. We find that {found}."
+        finding = f"accuracy on {self.dataset} is highest at {self.factor} {self.best}"
+        return f"[{self.number}] {self.title}. We find that {finding}."
 
 
 @dataclass(frozen=True)

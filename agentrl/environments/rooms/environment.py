@@ -121,8 +121,8 @@ class Rooms(Family):
         """Tasks from the same start to each room that a row came to, in the order of the visits. A walk to a room
         solves the task of that room if it ends there with an answer."""
         start = self.house.numbers[json.loads(task.metadata)["start"]]
-        heard = [message.content.split(".")[0] for message in row.messages if message.role is Role.TOOL]
-        rooms = dict.fromkeys(self.house.numbers[name] for name in heard if name in self.house.numbers)
+        room_names = [message.content.split(".")[0] for message in row.messages if message.role is Role.TOOL]
+        rooms = dict.fromkeys(self.house.numbers[name] for name in room_names if name in self.house.numbers)
         return [self._between(task, start, room) for room in rooms if room != start]
 
     def goal(self, task: Task) -> str:

@@ -58,8 +58,8 @@ class House:
 
 def name_of(room: int) -> str:
     """The name of a room. Beyond the first 48 it has a number, as in ``attic2``."""
-    turn, place = divmod(room, len(NAMES))
-    return NAMES[place] + (str(turn + 1) if turn else "")
+    turn, index = divmod(room, len(NAMES))
+    return NAMES[index] + (str(turn + 1) if turn else "")
 
 
 @lru_cache(maxsize=8)

@@ -19,7 +19,7 @@ def values(house: House, goal: str, policy: TabularPolicy, messages: int, slip: 
     end = house.numbers[goal]
     chances = [_checked(policy(name, goal), name) for name in house.names]
     ahead = [0.0] * house.size
-    found = [ahead]
+    by_messages = [ahead]
     for left in range(1, messages + 1):
         ahead = [
             chance.get(ANSWER, 0.0) * (room == end)
@@ -29,8 +29,8 @@ def values(house: House, goal: str, policy: TabularPolicy, messages: int, slip: 
             )
             for room, chance in enumerate(chances)
         ]
-        found.append(ahead)
-    return found
+        by_messages.append(ahead)
+    return by_messages
 
 
 def _behind(house: House, ahead: Sequence[float], room: int, door: int, slip: float) -> float:

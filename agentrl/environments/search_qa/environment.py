@@ -93,9 +93,9 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
             self.pages.add((given["query"], given.get("page", 1)))
 
     def outcome(self) -> Score:
-        said = [] if self.answer is None else sorted({name.strip() for name in self.answer.split(";")})
-        exact = len(said) == len(self.answers) and all(map(exact_match, said, sorted(self.answers)))
-        overlap = f1(" ".join(said), " ".join(self.answers))
+        names = [] if self.answer is None else sorted({name.strip() for name in self.answer.split(";")})
+        exact = len(names) == len(self.answers) and all(map(exact_match, names, sorted(self.answers)))
+        overlap = f1(" ".join(names), " ".join(self.answers))
         by = self.family.config.reward
         components = (
             RewardComponent(name="exact_match", value=float(exact), weight=float(by == "exact")),
@@ -151,8 +151,8 @@ class SearchQA(Family):
 
     def drafts(self, level: int, random: Random) -> Iterator[Draft]:
         while True:
-            found = questions.compose(self.graph, level, random)
-            draft = self._draft(*found) if found else None
+            question = questions.compose(self.graph, level, random)
+            draft = self._draft(*question) if question else None
             if draft:
                 yield draft
 

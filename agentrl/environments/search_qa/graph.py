@@ -89,14 +89,14 @@ class Graph:
             "country": max(3, size // 40),
         }  # fmt: skip
         taken: set[str] = set()
-        things = {kind: [_name(kind, random, taken) for _ in range(count)] for kind, count in counts.items()}
-        self.things = things
-        self.kinds = {name: kind for kind, names in things.items() for name in names}
+        names_of_kind = {kind: [_name(kind, random, taken) for _ in range(count)] for kind, count in counts.items()}
+        self.things = names_of_kind
+        self.kinds = {name: kind for kind, names in names_of_kind.items() for name in names}
         self.ahead: dict[str, dict[str, str]] = {}
         self.back: dict[str, dict[str, list[str]]] = {}
         self.edges: dict[str, list[tuple[str, bool, str]]] = {name: [] for name in self.kinds}
         for relation in RELATIONS.values():
-            self._relate(relation, things, random)
+            self._relate(relation, names_of_kind, random)
         self.passages = {name: self._passage(name, random) for name in self.kinds}
         self.names = list(self.kinds)
 
@@ -104,13 +104,13 @@ class Graph:
         """Names that share a fact with this one."""
         return {other for _, _, other in self.edges[name]}
 
-    def _relate(self, relation: Relation, things: dict[str, list[str]], random: Random) -> None:
+    def _relate(self, relation: Relation, names_of_kind: dict[str, list[str]], random: Random) -> None:
         ahead: dict[str, str] = {}
         back: dict[str, list[str]] = defaultdict(list)
-        for subject in things[relation.subject]:
-            other = random.choice(things[relation.object])
+        for subject in names_of_kind[relation.subject]:
+            other = random.choice(names_of_kind[relation.object])
             while other == subject:
-                other = random.choice(things[relation.object])
+                other = random.choice(names_of_kind[relation.object])
             ahead[subject] = other
             back[other].append(subject)
             self.edges[subject].append((relation.name, False, other))
@@ -118,13 +118,13 @@ class Graph:
         self.ahead[relation.name], self.back[relation.name] = ahead, dict(back)
 
     def _passage(self, name: str, random: Random) -> str:
-        told = [
+        sentences = [
             random.choice(RELATIONS[relation].told).format(s=name, o=other)
             for relation, is_object, other in self.edges[name]
             if not is_object
         ]
-        random.shuffle(told)
-        return f"{name} ({self.kinds[name]}). " + " ".join(told)
+        random.shuffle(sentences)
+        return f"{name} ({self.kinds[name]}). " + " ".join(sentences)
 
 
 def _name(kind: str, random: Random, taken: set[str]) -> str:

@@ -27,9 +27,9 @@ def denotation(graph: Graph, expression: Expression) -> set[str]:
     if kind == "is":
         return {rest[0]}
     if kind == "of":
-        relation, way, inner = rest
+        relation, direction, inner = rest
         known = denotation(graph, inner)
-        if way == "ahead":
+        if direction == "ahead":
             ahead = graph.ahead[relation]
             return {ahead[name] for name in known if name in ahead}
         back = graph.back[relation]
@@ -53,7 +53,7 @@ def constants(expression: Expression) -> list[str]:
 def parts(expression: Expression) -> list[Expression]:
     """An expression and all that are in it, names aside; the whole comes first."""
     inside = [part for part in expression[1:] if isinstance(part, list)]
-    return ([] if expression[0] == "is" else [expression]) + [one for part in inside for one in parts(part)]
+    return ([] if expression[0] == "is" else [expression]) + [subpart for part in inside for subpart in parts(part)]
 
 
 def describe(graph: Graph, name: str, count: int, random: Random, avoid: str = "") -> Expression | None:
@@ -142,8 +142,8 @@ def text(graph: Graph, expression: Expression) -> str:
 
 def _clause(graph: Graph, expression: Expression) -> str:
     if expression[0] == "of":
-        _, relation, way, inner = expression
-        form = RELATIONS[relation].ahead if way == "ahead" else RELATIONS[relation].back
+        _, relation, direction, inner = expression
+        form = RELATIONS[relation].ahead if direction == "ahead" else RELATIONS[relation].back
         return form.format(x=_phrase(graph, inner))
     return f" {expression[0]} ".join(f"({_clause(graph, part)})" for part in expression[1:])
 
@@ -163,8 +163,8 @@ def support(graph: Graph, expression: Expression, answer: str) -> list[str]:
         return [title for part in rest for title in support(graph, part, answer)]
     if kind == "or":
         return [title for part in rest if answer in denotation(graph, part) for title in support(graph, part, answer)]
-    relation, way, inner = rest
-    if way == "back":
+    relation, direction, inner = rest
+    if direction == "back":
         return [*support(graph, inner, graph.ahead[relation][answer]), answer]
     subject = min(name for name in denotation(graph, inner) if graph.ahead[relation].get(name) == answer)
     return [*support(graph, inner, subject), subject]

@@ -89,7 +89,7 @@ def cheapest_other(records: Records, item: Item) -> tuple[str, int]:
     prices = {
         v: price for v, price in records.variants[item.product].items() if price is not None and v != item.variant
     }
-    variant = min(prices, key=lambda one: (prices[one], one))
+    variant = min(prices, key=lambda name: (prices[name], name))
     return variant, prices[variant]
 
 
@@ -129,24 +129,24 @@ class ScriptedCustomer:
     def hears(self, text: str, settled: bool) -> str | None:
         """What he says to ``text``; None ends the conversation. ``settled`` says that what he asked for is done, told
         or refused."""
-        said = text.lower()
+        lowered = text.lower()
         if settled:
             self.at += 1
             self.gave_address = False
             return f"Thank you. {self.wishes[self.at]}" if self.at < len(self.requests) else None
-        if "confirm" in said:
-            if self.request.order.lower() not in said:
+        if "confirm" in lowered:
+            if self.request.order.lower() not in lowered:
                 return "No, I do not mean that order."
             self.confirmed.add(self.at)
             return "Yes, please."
         known = []
-        if "email" in said:
+        if "email" in lowered:
             self.gave_email = True
             known.append(f"My email is {self.email}.")
-        if "order number" in said or "which order" in said:
+        if "order number" in lowered or "which order" in lowered:
             self.gave_order.add(self.at)
             known.append(f"It is order {self.request.order}.")
-        if "address" in said and "email" not in said and self.request.kind == "address":
+        if "address" in lowered and "email" not in lowered and self.request.kind == "address":
             self.gave_address = True
             known.append(f"The new address is {self.request.detail}.")
         return " ".join(known) or f"As I said: {self.wishes[self.at]}"
@@ -185,12 +185,12 @@ class PlayedCustomer(ScriptedCustomer):
         self.talk += [Message(role=Role.ASSISTANT, content=text), Message(role=Role.USER, content=answer)]
         if settled and self.at + 1 < len(self.requests):
             self.at += 1
-        heard, told = text.lower(), answer.lower()
-        self.gave_email |= self.email.lower() in told
-        self.gave_address |= bool(self.request.detail) and self.request.detail.lower() in told
+        question, lowered = text.lower(), answer.lower()
+        self.gave_email |= self.email.lower() in lowered
+        self.gave_address |= bool(self.request.detail) and self.request.detail.lower() in lowered
         for number, request in enumerate(self.requests):
-            if request.order.lower() in told:
+            if request.order.lower() in lowered:
                 self.gave_order.add(number)
-            if "confirm" in heard and request.order.lower() in heard and re.match(r"\W*yes\b", told):
+            if "confirm" in question and request.order.lower() in question and re.match(r"\W*yes\b", lowered):
                 self.confirmed.add(number)
         return None if STOP in answer else answer

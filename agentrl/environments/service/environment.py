@@ -81,9 +81,9 @@ class ServiceEpisode(ToolEpisode["Service"]):
 
         order: its number, as in A1234
         """
-        found = self._order(order)
+        known_order = self._order(order)
         self.looked_up.add(order)
-        return found.shown()
+        return known_order.shown()
 
     @tool
     def get_product(self, product: str) -> str:
@@ -110,19 +110,19 @@ class ServiceEpisode(ToolEpisode["Service"]):
 
         item: its number in the order, as in I2
         """
-        found = self._order(order)
-        self._item(found, item)
-        return self._change(replace(found, returned=(*found.returned, item)))
+        known_order = self._order(order)
+        self._item(known_order, item)
+        return self._change(replace(known_order, returned=(*known_order.returned, item)))
 
     @tool
     def exchange_item(self, order: str, item: str, variant: str) -> str:
         """Exchange an item for another variant of its product."""
-        found = self._order(order)
-        old = self._item(found, item)
+        known_order = self._order(order)
+        old = self._item(known_order, item)
         price = self.family.records.variants[old.product].get(variant)
         if price is None:
             raise ToolError(f"{variant} {old.product} is not available")
-        return self._change(found.with_item(replace(old, variant=variant, price=price)))
+        return self._change(known_order.with_item(replace(old, variant=variant, price=price)))
 
     @tool
     def refuse(self, order: str, rule: Rule) -> str:
@@ -155,11 +155,11 @@ class ServiceEpisode(ToolEpisode["Service"]):
         return customer.said(text, answer or "...", settled)
 
     def outcome(self) -> Score:
-        wanted = {one.order.number: one.order for one in self.goals if one.order}
-        refusals = [(request.order, one.refused) for request, one in self._pairs() if one.refused]
+        wanted = {goal.order.number: goal.order for goal in self.goals if goal.order}
+        refusals = [(request.order, goal.refused) for request, goal in self._pairs() if goal.refused]
         state_right = self.orders == wanted and sorted(self.refused) == sorted(refusals)
-        told = all(number in self.settled_at for number, (_, one) in enumerate(self._pairs()) if one.told)
-        success = state_right and told and not self.unconfirmed
+        informed = all(number in self.settled_at for number, (_, goal) in enumerate(self._pairs()) if goal.told)
+        success = state_right and informed and not self.unconfirmed
         components = (
             RewardComponent(name="solved", value=float(success)),
             RewardComponent(name="records", value=float(state_right), weight=0.0),
@@ -223,10 +223,10 @@ class ServiceEpisode(ToolEpisode["Service"]):
         return list(zip(self.customer.requests, self.goals, strict=True))
 
     def _order(self, number: str) -> Order:
-        found = self.orders.get(number) or self.family.records.orders.get(number)
-        if found is None:
+        known_order = self.orders.get(number) or self.family.records.orders.get(number)
+        if known_order is None:
             raise ToolError(f"there is no order {number!r}")
-        return found
+        return known_order
 
     def _item(self, order: Order, number: str) -> Item:
         item = order.item(number)
@@ -293,7 +293,7 @@ class Service(Family):
                 draw_request(self.records, self.records.orders[number], kind, random)
                 for number, kind in zip(orders, kinds, strict=True)
             ]
-            refused = sum(one.refused is not None for one in self.goals(requests))
+            refused = sum(goal.refused is not None for goal in self.goals(requests))
             if {1: True, 2: not refused, 3: refused == 1, 4: True, 5: 0 < refused < 3}[level]:
                 yield self._draft(email, requests)
 

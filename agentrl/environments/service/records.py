@@ -123,26 +123,26 @@ def records(size: int, world: int) -> Records:
     for number in range(size):
         name = f"{random.choice(FIRST)} {random.choice(LAST)}"
         email = f"{name.replace(' ', '.')}{number}@mail.test"
-        numbers = [f"A{number * 3 + place + 1000}" for place in range(3)]
+        numbers = [f"A{number * 3 + index + 1000}" for index in range(3)]
         customers[email] = Customer(email, name, tuple(numbers))
-        orders |= {one: _order(one, email, variants, random) for one in numbers}
+        orders |= {order: _order(order, email, variants, random) for order in numbers}
     return Records(customers, orders, variants)
 
 
 def _variants(random: Random) -> dict[str, int | None]:
     price = random.choice((20, 45, 80, 150, 320, 480))
     offered = {variant: price + random.randint(0, 60) for variant in random.sample(VARIANTS, 5)}
-    return {variant: None if place == 4 else cost for place, (variant, cost) in enumerate(sorted(offered.items()))}
+    return {variant: None if index == 4 else cost for index, (variant, cost) in enumerate(sorted(offered.items()))}
 
 
 def _order(number: str, email: str, variants: Mapping[str, Mapping[str, int | None]], random: Random) -> Order:
     status: Literal["pending", "shipped", "delivered"] = random.choice(("pending", "shipped", "delivered", "delivered"))
     items = []
-    for place, product in enumerate(random.sample(PRODUCTS, random.randint(1, 3))):
+    for index, product in enumerate(random.sample(PRODUCTS, random.randint(1, 3))):
         variant = random.choice([variant for variant, price in variants[product].items() if price is not None])
         price = variants[product][variant]
         assert price is not None
-        items.append(Item(f"I{place + 1}", product, variant, price, final_sale=random.random() < 0.15))
+        items.append(Item(f"I{index + 1}", product, variant, price, final_sale=random.random() < 0.15))
     day = random.randint(TODAY - 60, TODAY - 1) if status == "delivered" else 0
     return Order(number, email, status, day, address(random), tuple(items))
 

@@ -67,7 +67,7 @@ class Wish:
         return (
             product.category == self.category
             and product.price <= self.price
-            and all(one in product.attributes for one in self.attributes)
+            and all(attribute in product.attributes for attribute in self.attributes)
             and all(value in product.options.get(name, ()) for name, value in self.options.items())
         )
 
@@ -76,7 +76,7 @@ class Wish:
         the product is of another category (WebShop: Yao et al. 2022, section 3.1)."""
         if product.category != self.category:
             return 0.0
-        attributes = sum(one in product.attributes for one in self.attributes)
+        attributes = sum(attribute in product.attributes for attribute in self.attributes)
         options = sum(chosen.get(name) == value for name, value in self.options.items())
         wanted = len(self.attributes) + len(self.options) + 1
         return (attributes + options + (product.price <= self.price)) / wanted
@@ -101,7 +101,8 @@ def catalogue(size: int, world: int) -> Catalogue:
     random = Random(f"shop-1-{size}-{world}")
     products = [_product(number, random) for number in range(size)]
     made = Catalogue(
-        {product.number: product for product in products}, Index({one.number: one.title for one in products})
+        {product.number: product for product in products},
+        Index({product.number: product.title for product in products}),
     )
     for product in sorted(products, key=lambda product: (product.price, product.number)):
         made.by_category.setdefault(product.category, []).append(product)
@@ -110,8 +111,8 @@ def catalogue(size: int, world: int) -> Catalogue:
 
 def _product(number: int, random: Random) -> Product:
     category = CATEGORIES[number % len(CATEGORIES)]
-    place = CATEGORIES.index(category)
-    usual = [ATTRIBUTES[(place * 3 + step * (1 + place % 3)) % len(ATTRIBUTES)] for step in range(8)]
+    index = CATEGORIES.index(category)
+    usual = [ATTRIBUTES[(index * 3 + step * (1 + index % 3)) % len(ATTRIBUTES)] for step in range(8)]
     attributes = tuple(sorted(random.sample(sorted(set(usual)), 4)))
     brand = random.choice(BRANDS)
     options = {"color": tuple(sorted(random.sample(COLORS, 4))), "size": tuple(sorted(random.sample(SIZES, 3)))}

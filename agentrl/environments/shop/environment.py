@@ -140,10 +140,10 @@ class ShopEpisode(ToolEpisode["Shop"]):
             return self.calling("buy")
         if (narrowing := self._narrowing()) is not None:
             return narrowing
-        place = next(place for place, number in enumerate(self.found) if not self._is_wrong(number))
-        page = place // self.family.config.shown + 1
+        index = next(index for index, number in enumerate(self.found) if not self._is_wrong(number))
+        page = index // self.family.config.shown + 1
         return (
-            self.calling("open", product=self.found[place])
+            self.calling("open", product=self.found[index])
             if page == self.at_page
             else self.calling("page", number=page)
         )
@@ -155,7 +155,7 @@ class ShopEpisode(ToolEpisode["Shop"]):
         too_narrow = self.filters - set(wish.attributes) or (self.limit is not None and self.limit < wish.price)
         if self.query != wish.category or too_narrow:
             return self.calling("search", query=wish.category)
-        missing = [one for one in wish.attributes if one not in self.filters]
+        missing = [attribute for attribute in wish.attributes if attribute not in self.filters]
         wanted: dict[str, Any] = {"attribute": missing[0]} if missing else {}
         if limit is not None and self.limit != limit:
             wanted["max_price"] = limit
@@ -195,7 +195,7 @@ class ShopEpisode(ToolEpisode["Shop"]):
         shown = self.found[(number - 1) * size : number * size]
         if not shown:
             return f"no results on page {number} of {len(self.found)} results" if self.found else "no results"
-        lines = [self.family.catalogue.products[one].line() for one in shown]
+        lines = [self.family.catalogue.products[product].line() for product in shown]
         first = (number - 1) * size + 1
         return "\n".join([f"{first}-{first + len(shown) - 1} of {len(self.found)}", *lines])
 
@@ -256,7 +256,7 @@ class Shop(Family):
         if not state or not state["bought"]:
             return []
         product, old = self.catalogue.products[state["bought"]], wish_of(task)
-        attributes = sorted(product.attributes, key=lambda one: (one not in old.attributes, one))
+        attributes = sorted(product.attributes, key=lambda attribute: (attribute not in old.attributes, attribute))
         wanted = tuple(sorted(attributes[: len(old.attributes)]))
         wish = Wish(product.category, wanted, state["options"], product.price)
         return [self.derived(task, _draft(wish), level_of(wish))]
@@ -270,7 +270,9 @@ class Shop(Family):
         if free and random.random() < 0.5:
             options[free[0]] = random.choice(product.options[free[0]])
         else:
-            attributes[0] = random.choice([one for one in product.attributes if one not in attributes])
+            attributes[0] = random.choice(
+                [attribute for attribute in product.attributes if attribute not in attributes]
+            )
         wish = Wish(old.category, tuple(sorted(attributes)), dict(sorted(options.items())), product.price)
         return self.derived(task, _draft(wish), level_of(wish))
 

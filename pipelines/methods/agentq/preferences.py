@@ -84,11 +84,13 @@ def _step(turns: tuple[SideOfPair, ...], values: Values | None, depth: int) -> _
     if values is None:
         mean = sum(turn.trajectory.scored_reward() for turn in turns) / len(turns)
         return _Step(turns, mean, mean, mean)
-    known = [one for turn in turns if (one := values.get((turn.trajectory.trajectory_id, depth)))]
+    known = [estimate for turn in turns if (estimate := values.get((turn.trajectory.trajectory_id, depth)))]
     if not known:
         return None
-    number = sum(one.n for one in known)
-    value, low, high = (sum(getattr(one, name) * one.n for one in known) / number for name in ("q", "low", "high"))
+    number = sum(estimate.n for estimate in known)
+    value, low, high = (
+        sum(getattr(estimate, name) * estimate.n for estimate in known) / number for name in ("q", "low", "high")
+    )
     return _Step(turns, value, low, high)
 
 
@@ -108,16 +110,16 @@ def step_pairs(
     ``chosen_reward`` and ``rejected_reward`` are the values of the two steps. ``counts`` is told of what was left out:
     ``choices_without_value``, ``pairs_too_close`` by ``margin`` and ``apart``, and ``pairs_beyond_per_task``.
     """
-    found = []
+    pairs = []
     counts = Counter() if counts is None else counts
     for fork in _forks([(row, turn_spans(row.messages, row.action_mask)) for row in rollouts], values, counts):
         best = max(fork, key=lambda step: step.value)
         strict = apart and values is not None
         worse = [step for step in fork if step is not best and best.beats(step, margin, strict)]
         counts["pairs_too_close"] += len(fork) - 1 - len(worse)
-        found += [(best, step) for step in worse]
-    counts["pairs_beyond_per_task"] += max(0, len(found) - limit)
-    found.sort(key=lambda pair: pair[1].value - pair[0].value)
+        pairs += [(best, step) for step in worse]
+    counts["pairs_beyond_per_task"] += max(0, len(pairs) - limit)
+    pairs.sort(key=lambda pair: pair[1].value - pair[0].value)
     return [
         pair_of(
             number,
@@ -127,7 +129,7 @@ def step_pairs(
             (best.value, worse.value),
             "agentq",
         )
-        for number, (best, worse) in enumerate(found[:limit])
+        for number, (best, worse) in enumerate(pairs[:limit])
     ]
 
 

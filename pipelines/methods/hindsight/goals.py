@@ -57,8 +57,8 @@ class AchievedGoals:
         self.plain, self.which, self.k, self.seed = environments, which, k, seed
         self._verifier = ReplayVerifier(environments)
         self.drops = self._verifier.drops
-        for name, one in environments.items():
-            if not hasattr(one, "achieved"):
+        for name, environment in environments.items():
+            if not hasattr(environment, "achieved"):
                 raise ValueError(
                     f"env {name!r} does not say what a row has achieved; give it achieved(row, task) -> tasks, or set "
                     "by: judge"
@@ -75,14 +75,14 @@ class AchievedGoals:
         tried = list(reversed(achieved))
         if self.which == "future":
             tried = Random(f"{self.seed} {task.task_id} {row.sample_index}").sample(tried, min(self.k, len(tried)))
-        found: list[Solved] = []
+        results: list[Solved] = []
         for new in tried:
-            one = await self._verifier.solved(row, new)
-            if one is not None:
-                found.append(one)
+            result = await self._verifier.solved(row, new)
+            if result is not None:
+                results.append(result)
                 if self.which == "final":
                     break
-        return found
+        return results
 
     @property
     def calls(self) -> int:
@@ -114,12 +114,14 @@ class Describer(Asking):
             "fulfilled, and S how far the assistant was from what it was asked; both from 0 to 1."
         )
 
-    def is_enough(self, said: Mapping[str, Any]) -> bool:
-        return bool(said["confidence"] >= self.confidence and said["severity"] >= self.severity)
+    def is_enough(self, verdict: Mapping[str, Any]) -> bool:
+        return bool(verdict["confidence"] >= self.confidence and verdict["severity"] >= self.severity)
 
     def _fits(self, verdict: dict[str, Any]) -> bool:
         numbers = (verdict.get("confidence"), verdict.get("severity"))
-        in_range = all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one <= 1 for one in numbers)
+        in_range = all(
+            isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number <= 1 for number in numbers
+        )
         request = verdict.get("request")
         return in_range and isinstance(request, str) and bool(request.strip())
 
@@ -135,18 +137,18 @@ class DescribedGoals:
     async def solved(self, row: Trajectory, task: Task) -> list[Solved]:
         prompt = self.describe.prompt(row)
         places = range(len(self.describe.engines))
-        said = await asyncio.gather(*(self.describe.ask(place, prompt, 0) for place in places))
-        found = [await self._verified(row, task, one) for one in said]
-        return [one for one in found if one is not None]
+        verdicts = await asyncio.gather(*(self.describe.ask(place_judged, prompt, 0) for place_judged in places))
+        results = [await self._verified(row, task, verdict) for verdict in verdicts]
+        return [result for result in results if result is not None]
 
-    async def _verified(self, row: Trajectory, task: Task, said: Mapping[str, Any] | None) -> Solved | None:
-        if said is None:
+    async def _verified(self, row: Trajectory, task: Task, verdict: Mapping[str, Any] | None) -> Solved | None:
+        if verdict is None:
             self.drops["no_description"] += 1
             return None
-        if not self.describe.is_enough(said):
+        if not self.describe.is_enough(verdict):
             self.drops["below_thresholds"] += 1
             return None
-        request = str(said["request"]).strip()
+        request = str(verdict["request"]).strip()
         opening = _asking_for(request, row)
         if opening is None:
             self.drops["prompt_not_in_opening"] += 1
@@ -224,5 +226,5 @@ class Admission:
 def _content(solved: Solved) -> tuple[Any, ...]:
     """The task, and what was said and called."""
     turns = solved.row.messages[len(opening_of(solved.row)) :]
-    said = ((one.content, *((call.name, call.arguments) for call in one.tool_calls)) for one in turns)
-    return solved.task.prompt, *said
+    contents = ((message.content, *((call.name, call.arguments) for call in message.tool_calls)) for message in turns)
+    return solved.task.prompt, *contents

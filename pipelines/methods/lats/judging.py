@@ -30,8 +30,8 @@ class StateJudge(Asking):
             "it has come, what is left to do, and its errors. Reply with one JSON object: "
             '{"reason": "in one sentence", "value": V}, V being a number from 0 to 1.'
         )
-        said = [await self.ask(place, prompt, 0) for place in range(len(self.engines))]
-        values = [float(one["value"]) for one in said if one is not None]
+        verdicts = [await self.ask(judge, prompt, 0) for judge in range(len(self.engines))]
+        values = [float(verdict["value"]) for verdict in verdicts if verdict is not None]
         return sum(values) / len(values) if values else None
 
     def _fits(self, verdict: dict[str, Any]) -> bool:
@@ -51,8 +51,8 @@ class Reflector(Asking):
             "Say in one or two sentences what to do otherwise in the next attempt. Name what went wrong, not the "
             'answer. Reply with one JSON object: {"note": "..."}.'
         )
-        said = await self.ask(0, prompt, 0)
-        return " ".join(said["note"].split()) if said else ""
+        verdict = await self.ask(0, prompt, 0)
+        return " ".join(verdict["note"].split()) if verdict else ""
 
     def _fits(self, verdict: dict[str, Any]) -> bool:
         note = verdict.get("note")

@@ -71,7 +71,8 @@ def select(root: TreeNode, how: Select, c: float, depth: int, alpha: float = 1.0
     node = root
     while node.children:
         node = max(
-            (one for one in node.children.values() if _open(one, depth)), key=lambda one: score(one, how, c, alpha)
+            (child for child in node.children.values() if _open(child, depth)),
+            key=lambda child: score(child, how, c, alpha),
         )
     return node
 
@@ -80,7 +81,7 @@ def _open(node: TreeNode, depth: int) -> bool:
     """Whether something below a node, or it, may be expanded."""
     if node.terminal or node.depth >= depth:
         return False
-    return not node.children or any(_open(one, depth) for one in node.children.values())
+    return not node.children or any(_open(child, depth) for child in node.children.values())
 
 
 def back_up(root: TreeNode, ends: Sequence[tuple[TreeNode, float]]) -> None:
@@ -101,7 +102,7 @@ def agreement(answers: Sequence[str]) -> list[float]:
     """Self-consistency: of each of several ends of one task, the share of the others that say the same. It needs no
     verifier. One alone agrees with nobody."""
     others = max(1, len(answers) - 1)
-    return [(answers.count(one) - 1) / others for one in answers]
+    return [(answers.count(answer) - 1) / others for answer in answers]
 
 
 def rest_value(before: float, right: bool, steps: int) -> float:

@@ -47,15 +47,17 @@ def joints(failed: Trajectory, success: Trajectory) -> list[Joint]:
     The failed row took more turns to come there than the success, so there is a mistake to take back; and the success
     goes on with a call, because the turn that takes a mistake back must not be an answer.
     """
-    one, other = _turns(failed), _turns(success)
-    both = zip(one, other, strict=False)
-    parted = next((number for number, (a, b) in enumerate(both) if a.done != b.done), min(len(one), len(other)))
-    found = []
-    for kept in range(parted + 1, len(one)):
-        alike = [then for then in range(len(other))[1:kept] if other[then].seen == one[kept].seen]
-        found += [Joint(kept, then, True) for then in reversed(alike)]
-        found += [Joint(kept, parted, False)] if parted not in alike else []
-    return [joint for joint in found if joint.then < len(other) and other[joint.then].calls]
+    failed_turns, other = _turns(failed), _turns(success)
+    both = zip(failed_turns, other, strict=False)
+    parted = next(
+        (number for number, (a, b) in enumerate(both) if a.done != b.done), min(len(failed_turns), len(other))
+    )
+    joints_seen = []
+    for kept in range(parted + 1, len(failed_turns)):
+        alike = [then for then in range(len(other))[1:kept] if other[then].seen == failed_turns[kept].seen]
+        joints_seen += [Joint(kept, then, True) for then in reversed(alike)]
+        joints_seen += [Joint(kept, parted, False)] if parted not in alike else []
+    return [joint for joint in joints_seen if joint.then < len(other) and other[joint.then].calls]
 
 
 @dataclass(frozen=True)
@@ -70,16 +72,16 @@ class _Turn:
 def _turns(row: Trajectory) -> list[_Turn]:
     """The turns of a row."""
     own = {id(message) for message in acting(row.messages)}
-    found: list[_Turn] = []
+    turns: list[_Turn] = []
     seen: list[tuple[Role, str]] = []
     for message in row.messages:
         if id(message) in own:
             calls = tuple((call.name, call.arguments) for call in message.tool_calls)
-            found.append(_Turn(calls or (message.content,), bool(calls), seen))
+            turns.append(_Turn(calls or (message.content,), bool(calls), seen))
             seen = []
         else:
             seen.append((message.role, message.content))
-    return found
+    return turns
 
 
 def spliced(
@@ -96,22 +98,22 @@ def spliced(
     success's turn has no end token, so that what follows it belongs to no other turn.
     """
     start = node(failed, joint.kept, task)
-    said = acting(success.messages)[joint.then]
-    number = next(place for place, message in enumerate(success.messages) if message is said)
-    end = said.token_end
-    if end is None or said.token_start is None:
+    spliced_turn = acting(success.messages)[joint.then]
+    number = next(index for index, message in enumerate(success.messages) if message is spliced_turn)
+    end = spliced_turn.token_end
+    if end is None or spliced_turn.token_start is None:
         raise ValueError(f"{success.trajectory_id} does not say where its turns lie in its tokens")
-    content = " ".join(filter(None, [revision, said.content]))
+    content = " ".join(filter(None, [revision, spliced_turn.content]))
     following = success.messages[number + 1 :]
     answers = list(takewhile(lambda message: message.role is Role.TOOL, following))
     before = list(takewhile(lambda message: message.role is not Role.ASSISTANT, reversed(start.prefix.messages)))[::-1]
-    ids = codec.assistant(said.model_copy(update={"content": content}), answers, before)
+    ids = codec.assistant(spliced_turn.model_copy(update={"content": content}), answers, before)
     if (kept := codec.parse(ids, start.prefix.ids, failed.tools).message.content) != content.strip():
         raise ValueError(f"the dialect {codec.dialect} does not write {content!r} before a call: {kept!r} reads back")
     if ids[-1:] != success.input_ids[end - 1 : end]:
         raise ValueError(f"{success.trajectory_id} has a turn that ends otherwise than turns that are written")
     begin = len(start.prefix.ids)
-    written = said.model_copy(update={"content": content, "token_start": begin, "token_end": begin + len(ids)})
+    written = spliced_turn.model_copy(update={"content": content, "token_start": begin, "token_end": begin + len(ids)})
     shift = begin + len(ids) - end
     input_ids = [*start.prefix.ids, *ids, *success.input_ids[end:]]
     mask = [False] * begin + [True] * len(ids) + success.action_mask[end:]
@@ -154,11 +156,13 @@ class Splicer:
         tried first."""
         environment = self.verifier.environments[task.env]
         allowed: int = getattr(environment, "max_steps", None) or MAX_STEPS
-        found = [(one, row) for row in _distinct(successes) for one in joints(failed, row)]
+        candidates = [(joint, row) for row in _distinct(successes) for joint in joints(failed, row)]
         fitting = [
-            (one, row, left) for one, row in found if one.kept + (left := len(_turns(row)) - one.then) <= allowed
+            (joint, row, left)
+            for joint, row in candidates
+            if joint.kept + (left := len(_turns(row)) - joint.then) <= allowed
         ]
-        fitting.sort(key=lambda one: (not one[0].alike, one[0].kept, one[2]))
+        fitting.sort(key=lambda candidate: (not candidate[0].alike, candidate[0].kept, candidate[2]))
         for joint, success, _ in fitting[: self.tries]:
             try:
                 row = spliced(failed, success, joint, task, revision, self.codec, name)
@@ -175,7 +179,7 @@ class Splicer:
                         "final_state": json.dumps(solved.score.state),
                     }
                 )
-        self.drops["unproved" if fitting else "too_many_turns" if found else "no_common_state"] += 1
+        self.drops["unproved" if fitting else "too_many_turns" if candidates else "no_common_state"] += 1
         return None
 
 

@@ -65,15 +65,15 @@ def one_episode(spoken: Sequence[Trajectory], agents: Sequence[str], acted: Sequ
     reward = fmean(rewards) if rewards else None
     alone = len(acted) == 1
     success = acted[0].success if alone else None
-    found = []
-    for place, row in enumerate(rows):
-        speaks = place < len(spoken)
-        update: dict[str, object] = {"agent": agents[min(place, len(spoken))]}
+    rows_of_episode = []
+    for index, row in enumerate(rows):
+        speaks = index < len(spoken)
+        update: dict[str, object] = {"agent": agents[min(index, len(spoken))]}
         if alone or speaks:
-            update |= {"episode_id": rows[0].trajectory_id, "segment": place}
+            update |= {"episode_id": rows[0].trajectory_id, "segment": index}
         if speaks:
             update |= {"reward": reward, "success": success}
         else:
             update |= {"parent_id": spoken[-1].trajectory_id}
-        found.append(row.model_copy(update=update))
-    return found
+        rows_of_episode.append(row.model_copy(update=update))
+    return rows_of_episode

@@ -117,10 +117,10 @@ def _explained(error: BaseException) -> tuple[int, str]:
         return FAILED if full or isinstance(error, UnfinishedError) else BAD_INPUT, str(error)
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
-        said = f"{error.strerror or one_line(error)}{where}"
-        if error.errno == errno.EMFILE or f"(os error {errno.EMFILE})" in said:
-            said += f"; this process may open {_most_files()} files at once: raise `ulimit -n`"
-        return BAD_INPUT if error.errno in _FORBIDDEN else FAILED, said
+        reason = f"{error.strerror or one_line(error)}{where}"
+        if error.errno == errno.EMFILE or f"(os error {errno.EMFILE})" in reason:
+            reason += f"; this process may open {_most_files()} files at once: raise `ulimit -n`"
+        return BAD_INPUT if error.errno in _FORBIDDEN else FAILED, reason
     if type(error).__module__.partition(".")[0] in _STORES:
         return FAILED, _first_line(error)
     return FAILED, f"{_first_line(error)}; this is a bug of agentrl's, {_kept(error)}"

@@ -110,7 +110,7 @@ def _parameters(plan: Plan, pool: str, local: bool) -> dict[str, Any]:
 
     Raises LookupError if a setting holds a secret: Prefect keeps parameters and shows them.
     """
-    if hidden := [shown_setting(one) for one in plan.pipeline.settings if shown_setting(one) != one]:
+    if hidden := [shown_setting(setting) for setting in plan.pipeline.settings if shown_setting(setting) != setting]:
         raise LookupError(
             f"--set {hidden[0]}: Prefect would keep the value; write ${{NAME}} and set NAME where it runs"
         )
@@ -133,7 +133,7 @@ def _pool_type(client: SyncPrefectClient, pool: str) -> str:
         return client.read_work_pool(pool).type
     except ObjectNotFound:
         if pool != DEFAULT_POOL:
-            known = ", ".join(sorted(found.name for found in client.read_work_pools())) or "none"
+            known = ", ".join(sorted(pool_known.name for pool_known in client.read_work_pools())) or "none"
             raise LookupError(
                 f"there is no work pool {pool!r}; there are: {known}; create it: "
                 f"prefect work-pool create {pool} --type process (or kubernetes)"
@@ -148,27 +148,27 @@ def _pool_type(client: SyncPrefectClient, pool: str) -> str:
 def deployments() -> list[dict[str, Any]]:
     """Every deployment of ours: name, schedule, whether it is paused, pool, parameters."""
     with get_client(sync_client=True) as client:
-        return [_described(client, found) for found in _ours(client)]
+        return [_described(client, deployment) for deployment in _ours(client)]
 
 
 def _ours(client: SyncPrefectClient) -> list[DeploymentResponse]:
     return client.read_deployments(deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG])))
 
 
-def _described(client: SyncPrefectClient, found: DeploymentResponse) -> dict[str, Any]:
-    schedules = [getattr(one.schedule, "cron", str(one.schedule)) for one in found.schedules]
+def _described(client: SyncPrefectClient, deployment: DeploymentResponse) -> dict[str, Any]:
+    schedules = [getattr(entry.schedule, "cron", str(entry.schedule)) for entry in deployment.schedules]
     return {
-        "name": f"{client.read_flow(found.flow_id).name}/{found.name}",
+        "name": f"{client.read_flow(deployment.flow_id).name}/{deployment.name}",
         "schedule": ", ".join(schedules) or None,
-        "paused": bool(found.paused),
-        "pool": found.work_pool_name,
-        "parameters": found.parameters,
+        "paused": bool(deployment.paused),
+        "pool": deployment.work_pool_name,
+        "parameters": deployment.parameters,
     }
 
 
 def _find(client: SyncPrefectClient, name: str) -> DeploymentResponse:
     """By full name, or by the pipeline's name if it has only one deployment. Raises LookupError."""
-    named = {_described(client, found)["name"]: found for found in _ours(client)}
+    named = {_described(client, deployment)["name"]: deployment for deployment in _ours(client)}
     fitting = [full for full in named if name in (full, full.partition("/")[0])]
     if len(fitting) != 1:
         hint = did_you_mean(name, named) or f"; there are: {', '.join(named) or 'none'}"
@@ -245,9 +245,9 @@ def _wait(session: RunSession, started: FlowRun) -> FlowRun:
     with get_client(sync_client=True) as client:
         while True:
             try:
-                found = client.read_flow_run(started.id)
-                if found.state and found.state.is_final():
-                    return found
+                flow_run = client.read_flow_run(started.id)
+                if flow_run.state and flow_run.state.is_final():
+                    return flow_run
             except httpx.HTTPError as error:
                 if not lost:
                     text = f"warning: {started.name}: Prefect's server does not answer ({error!r}); it is asked again"

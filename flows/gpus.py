@@ -47,7 +47,7 @@ def reserved(
         return
     if why := shortage(wanted, env):
         raise LaunchError(why)
-    names, said = visible({**os.environ, **env}), False
+    names, announced = visible({**os.environ, **env}), False
     while not stopping.is_set():
         with ExitStack() as stack:
             taken: list[str] = []
@@ -55,13 +55,13 @@ def reserved(
                 if len(taken) < wanted and _lock(name, stack):
                     taken.append(name)
             if len(taken) == wanted:
-                if said:
+                if announced:
                     waits("")
                 yield {**env, VISIBLE: ",".join(taken)}
                 return
-        if not said:
+        if not announced:
             waits(f"waits for {wanted} GPUs; {len(taken)} of {len(names)} are free")
-            said = True
+            announced = True
         stopping.wait(POLL_S)
     yield None
 

@@ -141,10 +141,10 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[...
                 values[group] = kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
             return function(**values)
 
-        keyword = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+        keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
         call.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
         del call.__wrapped__
-        call.__annotations__ = {one.name: one.annotation for one in keyword}
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword}
         app.command(name)(call)
         return function
 

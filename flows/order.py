@@ -37,8 +37,8 @@ def start_in_order(session: RunSession, jobs: int, start: Callable[[PlannedStage
         for step in ready[: 0 if session.stopping.is_set() else jobs - len(at_work)]:
             del waiting[step.name]
             upstream = [started[name] for name in step.node.upstream if name in started]
-            started[step.name] = one = start(step, upstream)
-            one.add_done_callback(partial(_put, ended, step.name))
+            started[step.name] = future = start(step, upstream)
+            future.add_done_callback(partial(_put, ended, step.name))
         done.add(ended.get())
 
 

@@ -142,34 +142,34 @@ def carried_out(
 
 def obstacles(plan: Plan, prefect: bool) -> list[str]:
     """Why a plan cannot be run at all on this machine."""
-    found = [f"stage {step.name} is blocked: {'; '.join(step.reasons)}" for step in plan.having(Status.BLOCKED)]
+    problems = [f"stage {step.name} is blocked: {'; '.join(step.reasons)}" for step in plan.having(Status.BLOCKED)]
     if plan.to_run:
         try:
             _ = TrajectoryBuffer(plan.store).version
         except StoreError as error:  # for instance written by a newer agentrl
-            found.append(f"error: {error}")
+            problems.append(f"error: {error}")
     if plan.to_run and prefect and (why := missing("prefect", "prefect")):
-        found.append(f"error: {why} (or run with --no-prefect: no retries, limits, slots, pools)")
+        problems.append(f"error: {why} (or run with --no-prefect: no retries, limits, slots, pools)")
     needs = {(package, extra) for step in plan.to_run for package, extra in step.node.stage.requires.items()}
     for package, extra in sorted(needs):
         if why := missing(package, extra):
             names = ", ".join(step.name for step in plan.to_run if package in step.node.stage.requires)
-            found.append(f"error: stage {names}: {why} (or leave it out, e.g. with --until)")
+            problems.append(f"error: stage {names}: {why} (or leave it out, e.g. with --until)")
     for step in plan.to_run:
         if not (prefect and step.node.execution.pool):  # workers of a pool have an environment of their own
             absent = missing_variables(step.node.config, step.node.execution.env)
-            found += [f"error: stage {step.name}: with.{dotted(key)}: {why}" for key, why in absent]
+            problems += [f"error: stage {step.name}: with.{dotted(key)}: {why}" for key, why in absent]
             execution = step.node.execution
             if few := shortage(gpus_here(execution, step.node.config), execution.env):
-                found.append(f"error: stage {step.name}: {few}")
+                problems.append(f"error: stage {step.name}: {few}")
     elsewhere = [step for step in plan.to_run if step.node.execution.pool]
     if elsewhere and prefect and not users_server():
         names = ", ".join(f"{step.name} ({step.node.execution.pool})" for step in elsewhere)
-        found.append(
+        problems.append(
             f"error: stages run in work pools: {names}; that needs a Prefect server with workers: set PREFECT_API_URL, "
             "choose another profile, or run everything here with --no-prefect"
         )
-    return found
+    return problems
 
 
 @contextmanager
@@ -187,8 +187,8 @@ def _ended_by_signals(session: RunSession, given_up: Callable[[RunSession], None
             os._exit(CANCELLED)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for one in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(one, signal.SIG_IGN)  # what follows takes a moment
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signal_number, signal.SIG_IGN)  # what follows takes a moment
         session.stopping.set()
         threading.Thread(target=give_up, daemon=True).start()
         raise KeyboardInterrupt
@@ -227,8 +227,8 @@ def _in_pool(session: RunSession, step: PlannedStage) -> Outcome:
 
 def prefect_home(catalog: Catalog) -> Path:
     """Prefect's database and logs lie in the store, or beside its working files if the store is not local."""
-    place = catalog.place
-    return (place.root if isinstance(place, LocalPlace) else place.working_folder()) / "prefect"
+    storage = catalog.place
+    return (storage.root if isinstance(storage, LocalPlace) else storage.working_folder()) / "prefect"
 
 
 def _nothing_to_do(plan: Plan, catalog: Catalog, out: Console, as_json: bool) -> int:
@@ -310,10 +310,10 @@ def _warn_of_worse(out: Console, catalog: Catalog, manifests: dict[str, Manifest
     """Print what training made worse, unless a report has warned of it."""
     from agentrl.pipelines.results.compare import regressions
 
-    warned = {said for manifest in manifests.values() for said in manifest.warnings}
-    for said in regressions(catalog, manifests.values()):
-        if said not in warned:
-            out.print(Text.assemble(("warning", "yellow"), f": {said}"), soft_wrap=True)
+    warned = {warning for manifest in manifests.values() for warning in manifest.warnings}
+    for warning in regressions(catalog, manifests.values()):
+        if warning not in warned:
+            out.print(Text.assemble(("warning", "yellow"), f": {warning}"), soft_wrap=True)
 
 
 def _success(name: str, metrics: dict[str, Any]) -> tuple[str, ...]:
@@ -332,10 +332,10 @@ def _control(metrics: dict[str, Any]) -> str:
 
 
 def _reports(step: PlannedStage, manifest: Manifest, catalog: Catalog) -> list[str]:
-    found = []
+    reports = []
     for output in manifest.outputs.values():
         if output.kind is Kind.REPORT:
             folder = catalog.local(manifest, output.path)
             files = sorted(path for path in folder.iterdir() if path.suffix in (".html", ".md"))
-            found += [os.path.relpath(path) for path in files] or [str(folder)]
-    return found
+            reports += [os.path.relpath(path) for path in files] or [str(folder)]
+    return reports

@@ -92,14 +92,20 @@ def manage(verb: str, name: str | None, as_json: bool) -> int:
     return 0
 
 
-def _print_list(found: list[dict[str, Any]], as_json: bool) -> None:
+def _print_list(deployed: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        say_json(found)
+        say_json(deployed)
         return
     table = Table(box=None, pad_edge=False)
     for column in ("name", "schedule", "state", "pool", "store"):
         table.add_column(column)
-    for one in found:
-        state = "paused" if one["paused"] else "active" if one["schedule"] else "on demand"
-        table.add_row(one["name"], one["schedule"] or "", state, one["pool"] or "", one["parameters"].get("store", ""))
-    console().print(table if found else "no schedules")
+    for deployment in deployed:
+        state = "paused" if deployment["paused"] else "active" if deployment["schedule"] else "on demand"
+        table.add_row(
+            deployment["name"],
+            deployment["schedule"] or "",
+            state,
+            deployment["pool"] or "",
+            deployment["parameters"].get("store", ""),
+        )
+    console().print(table if deployed else "no schedules")

@@ -104,11 +104,11 @@ class PrefectServer:
         from urllib.error import URLError
         from urllib.request import urlopen
 
-        deadline, said = time.monotonic() + START_TIMEOUT_S, False
+        deadline, announced = time.monotonic() + START_TIMEOUT_S, False
         while time.monotonic() < deadline:
-            if not said and (said := self._waits()):
+            if not announced and (announced := self._waits()):
                 say(f"{WAITS} on this store (lock {self.home / LOCK})")
-            if said and self._waits():
+            if announced and self._waits():
                 deadline = time.monotonic() + START_TIMEOUT_S
             if self._process.poll() is not None:
                 raise PrefectServerError(

@@ -38,8 +38,8 @@ def new_run_id() -> str:
 
 def logs_folder(catalog: Catalog) -> Path:
     """The folder of all logs. It is local even if the store is not."""
-    place = catalog.place
-    return (place.root if isinstance(place, LocalPlace) else place.working_folder()) / "logs"
+    storage = catalog.place
+    return (storage.root if isinstance(storage, LocalPlace) else storage.working_folder()) / "logs"
 
 
 @dataclass
@@ -262,5 +262,5 @@ class RunSession:
     def manifests(self) -> dict[str, Manifest]:
         """Of every stage of the pipeline whose artifact is there now."""
         known = (step for step in self.plan.steps.values() if step.fingerprint)
-        found = ((step.name, self.catalog.manifest(step.name, step.fingerprint)) for step in known)
-        return {name: manifest for name, manifest in found if manifest}
+        made = ((step.name, self.catalog.manifest(step.name, step.fingerprint)) for step in known)
+        return {name: manifest for name, manifest in made if manifest}

@@ -153,10 +153,10 @@ def funnel_of(catalog: Catalog, manifest: Manifest) -> list[dict[str, Any]]:
     return table.to_pylist() if set(columns) <= {*table.column_names} else []
 
 
-def print_diff(console: Console, a: Run, b: Run, found: dict[str, dict[str, Any]]) -> None:
-    if not found:
+def print_diff(console: Console, a: Run, b: Run, differing: dict[str, dict[str, Any]]) -> None:
+    if not differing:
         console.print(f"runs {a['run_id']} and {b['run_id']} have the same artifacts", highlight=False)
-    for name, changes in found.items():
+    for name, changes in differing.items():
         console.print(Text(name, style="bold"))
         lines = [f"only in {changes['only_in']}"] if "only_in" in changes else list(changes["ingredients"])
         for what in ("metrics", "rows"):
@@ -194,7 +194,7 @@ def print_lineage(console: Console, root: Lineage) -> None:
 
 def _children(node: Lineage) -> list[tuple[str, Lineage | None]]:
     outside = node.manifest.ingredients.externals if node.manifest else ()
-    read: list[tuple[str, Lineage | None]] = [(_node_text(one, f"{name} = "), one) for name, one in node.inputs]
+    read: list[tuple[str, Lineage | None]] = [(_node_text(child, f"{name} = "), child) for name, child in node.inputs]
     return [*read, *((f"{what} (outside)", None) for what in outside)]
 
 

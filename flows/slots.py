@@ -52,15 +52,15 @@ class Slots:
     def _wait(
         self, step: PlannedStage, name: str, stack: ExitStack, take: Callable[..., AbstractContextManager[None]]
     ) -> None:
-        said = False
+        announced = False
         while not self.session.stopping.is_set():
             try:
                 stack.enter_context(take(name))
                 return
             except (LockTimeoutError, TimeoutError):
-                if not said:
+                if not announced:
                     self.session.waits(step.name, self._whom(name))
-                said = True
+                announced = True
             self.session.stopping.wait(POLL_S)
         raise Stopped(step.name)
 

@@ -15,8 +15,13 @@ from agentrl.pipelines.stage import Stage
 def listed() -> list[dict[str, Any]]:
     """Every stage of the library: name, what it reads and makes, its first sentence."""
     return [
-        {"stage": one.name, "inputs": _inputs(one), "outputs": _outputs(one), "about": _about(one).partition(". ")[0]}
-        for _, one in sorted(library.builtin_stages().items())
+        {
+            "stage": stage.name,
+            "inputs": _inputs(stage),
+            "outputs": _outputs(stage),
+            "about": _about(stage).partition(". ")[0],
+        }
+        for _, stage in sorted(library.builtin_stages().items())
     ]
 
 
@@ -53,10 +58,12 @@ def example(stage: Stage, uses: str) -> dict[str, Any]:
             entries = parse(path.read_text(encoding="utf-8"), path).value.get("stages", {})
         except SpecError:
             continue
-        found = [{name: entry} for name, entry in entries.items() if entry.get("uses") == uses]
-        if found:
-            return found[0]
-    inputs = {name: f"A_STAGE_THAT_MAKES_{one.kind.upper()}" for name, one in stage.inputs.items() if one.required}
+        entries_found = [{name: entry} for name, entry in entries.items() if entry.get("uses") == uses]
+        if entries_found:
+            return entries_found[0]
+    inputs = {
+        name: f"A_STAGE_THAT_MAKES_{handle.kind.upper()}" for name, handle in stage.inputs.items() if handle.required
+    }
     required = stage.config.model_json_schema(by_alias=True).get("required", [])
     entry = {"uses": uses, "inputs": inputs, "with": dict.fromkeys(required, "...")}
     return {stage.name.rpartition(".")[2].replace(".", "_"): {key: value for key, value in entry.items() if value}}
@@ -64,8 +71,8 @@ def example(stage: Stage, uses: str) -> dict[str, Any]:
 
 def _inputs(stage: Stage) -> dict[str, str]:
     return {
-        name: str(one.kind) + (", several" if one.many else "") + ("" if one.required else ", may be left out")
-        for name, one in stage.inputs.items()
+        name: str(handle.kind) + (", several" if handle.many else "") + ("" if handle.required else ", may be left out")
+        for name, handle in stage.inputs.items()
     }
 
 
@@ -80,7 +87,7 @@ def _about(stage: Stage) -> str:
 def _type(value: dict[str, Any]) -> str:
     """The type of a field of a JSON Schema, in a few words."""
     if "anyOf" in value or "oneOf" in value:
-        return " or ".join(dict.fromkeys(_type(one) for one in value.get("anyOf") or value["oneOf"]))
+        return " or ".join(dict.fromkeys(_type(option) for option in value.get("anyOf") or value["oneOf"]))
     if "enum" in value or "const" in value:
         return ", ".join(map(str, value.get("enum") or [value["const"]]))
     if "$ref" in value:
@@ -90,31 +97,31 @@ def _type(value: dict[str, Any]) -> str:
     return str(value.get("type", "anything"))
 
 
-def print_listed(console: Console, found: list[dict[str, Any]]) -> None:
+def print_listed(console: Console, stages_listed: list[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("stage", "reads", "makes", "about"):
         table.add_column(column, overflow="fold", no_wrap=column == "stage")
-    for one in found:
-        table.add_row(one["stage"], ", ".join(one["inputs"]), ", ".join(one["outputs"]), one["about"])
+    for stage in stages_listed:
+        table.add_row(stage["stage"], ", ".join(stage["inputs"]), ", ".join(stage["outputs"]), stage["about"])
     console.print(table)
 
 
-def print_described(console: Console, one: dict[str, Any]) -> None:
-    console.print(Text(f"{one['stage']}, version {one['version']}", style="bold"))
-    console.print(f"{one['about']}\n")
+def print_described(console: Console, description: dict[str, Any]) -> None:
+    console.print(Text(f"{description['stage']}, version {description['version']}", style="bold"))
+    console.print(f"{description['about']}\n")
     for title in ("inputs", "outputs"):
         console.print(title)
-        for name, what in one[title].items():
+        for name, what in description[title].items():
             console.print(f"  {name}: {what}")
-        if not one[title]:
+        if not description[title]:
             console.print("  none")
     table = Table(box=None, pad_edge=False, title="config (with)", title_justify="left", title_style="")
     for column in ("field", "type", "default", "about"):
         table.add_column(column, overflow="fold")
-    for field in one["config"]:
+    for field in description["config"]:
         table.add_row(f"  {field['field']}", field["type"], str(field["default"]), field["about"])
     console.print(table)
-    console.print(f"example\n{yaml_of(one['example'])}")
+    console.print(f"example\n{yaml_of(description['example'])}")
 
 
 def yaml_of(value: Any) -> str:

@@ -38,12 +38,12 @@ def diagnose(store: str, run: dict[str, Any], recompute: bool = False) -> dict[s
         if stage.get("fingerprint") and (manifest := catalog.manifest(name, stage["fingerprint"])) is not None
     }
     heldout = _heldout(catalog, list(manifests.values()))
-    found = {}
+    findings_of = {}
     for name, manifest in manifests.items():
         case = _case(catalog, buffer, manifest, heldout.get(manifest.fingerprint), recompute)
         if case.rollouts or case.metrics:
-            found[name] = examine(case)
-    return found
+            findings_of[name] = examine(case)
+    return findings_of
 
 
 def _case(
@@ -115,8 +115,8 @@ def _logprobs(
     policy = Policy.load(folder)
     if precision := (manifest.ingredients.config.get("optimizer") or {}).get("precision"):
         policy.prepare(precision)  # as the stage did before it sampled
-    found = batch_logprobs(policy, TrainingRows.of(made))
-    return {row.row_id: one.tolist() for row, one in zip(made, found, strict=True)}
+    logprobs = batch_logprobs(policy, TrainingRows.of(made))
+    return {row.row_id: values.tolist() for row, values in zip(made, logprobs, strict=True)}
 
 
 def _read(catalog: Catalog, manifest: Manifest, output: str) -> list[dict[str, Any]]:
@@ -128,10 +128,10 @@ def _read(catalog: Catalog, manifest: Manifest, output: str) -> list[dict[str, A
 
 def _heldout(catalog: Catalog, manifests: list[Manifest]) -> dict[str, tuple[int, int]]:
     """(successes, tasks) at temperature 1 of each evaluated policy, by the fingerprint of the stage that trained it."""
-    found = {}
+    heldout = {}
     for manifest in manifests:
         for model in manifest.ingredients.inputs.get("model", []):
             for row in _read(catalog, manifest, "results"):
                 if row.get("decoding") == "sampled" and row.get("level") == -1 and not row.get("env"):
-                    found[model.fingerprint] = (int(row["successes"]), int(row.get("attempts") or row["tasks"]))
-    return found
+                    heldout[model.fingerprint] = (int(row["successes"]), int(row.get("attempts") or row["tasks"]))
+    return heldout

@@ -48,9 +48,9 @@ def find_task(catalog: Catalog, task_id: str, near: Manifest | None) -> Task:
                 continue
             assert manifest is not None
             table = pq.read_table(catalog.local(manifest, output.path))
-            found = table.filter(pc.equal(table["task_id"], task_id)).to_pylist()
-            if found:
-                return Task.model_validate(found[0])
+            matches = table.filter(pc.equal(table["task_id"], task_id)).to_pylist()
+            if matches:
+                return Task.model_validate(matches[0])
             known += table["task_id"].to_pylist()
     hint = did_you_mean(task_id, known) or f"; there are {', '.join(known[:3]) or 'no tasks'}, ..."
     raise LookupError(f"there is no task {task_id!r} in this store{hint}")

@@ -124,9 +124,9 @@ class Trajectories(Handle):
         chosen = self.selection()
         columns = ("trajectory_id", "success", "reward", "n_steps", "prompt")
         rows = self.buffer.read(chosen["trajectory_id"][:NOTEBOOK_ROWS].to_pylist(), columns).to_pylist()
-        said = f"{chosen.num_rows:,} rows, selected by {self.stage}/{self.fingerprint[:8]}"
+        summary = f"{chosen.num_rows:,} rows, selected by {self.stage}/{self.fingerprint[:8]}"
         frame = displays.Frame()
-        frame.add(f"<b>{displays.escaped(said)}</b>")
+        frame.add(f"<b>{displays.escaped(summary)}</b>")
         frame.add(displays.table(rows, columns))
         more = chosen.num_rows - len(rows)
         return frame.done(f"and {more:,} more rows" if more else "")
@@ -140,16 +140,16 @@ class Trajectories(Handle):
         rows = self.buffer.get_many(ids)
         if self.scores is None:
             return rows
-        found = self._scores_of(ids).to_pylist()
+        scores = self._scores_of(ids).to_pylist()
         return [
             row.model_copy(
                 update={
-                    "reward": one["reward"],
-                    "success": one["success"],
-                    "reward_components": [RewardComponent.model_validate(part) for part in one["components"]],
+                    "reward": score["reward"],
+                    "success": score["success"],
+                    "reward_components": [RewardComponent.model_validate(part) for part in score["components"]],
                 }
             )
-            for row, one in zip(rows, found, strict=True)
+            for row, score in zip(rows, scores, strict=True)
         ]
 
     def trained_on(self) -> "Iterator[Trajectory]":
@@ -159,15 +159,15 @@ class Trajectories(Handle):
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Only some columns of the rows, in the selection's order."""
         ids = self.selection()["trajectory_id"]
-        found = self.buffer.read(ids, columns)
+        table = self.buffer.read(ids, columns)
         if self.scores is None:
-            return found
-        theirs = self._scores_of(ids)
+            return table
+        own_scores = self._scores_of(ids)
         for name, column in _SCORED.items():
-            if name in found.column_names:
-                place = found.column_names.index(name)
-                found = found.set_column(place, found.field(name), theirs[column].cast(found.field(name).type))
-        return found
+            if name in table.column_names:
+                index = table.column_names.index(name)
+                table = table.set_column(index, table.field(name), own_scores[column].cast(table.field(name).type))
+        return table
 
     def _scores_of(self, ids: pa.ChunkedArray) -> pa.Table:
         assert self.scores is not None

@@ -15,7 +15,7 @@ _UNSAFE = re.compile(
 
 def printable(text: str) -> str:
     r"""The text with each unsafe character as ``\x1b``, ``\u202e`` or ``\U000e0041``; safe text stays as it is."""
-    return _UNSAFE.sub(lambda found: _escape(ord(found[0])), text)
+    return _UNSAFE.sub(lambda match: _escape(ord(match[0])), text)
 
 
 def one_line(text: str) -> str:

@@ -83,17 +83,19 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
     for number, batches, lr_scale in _steps(catalog, manifest, config):
         first = number * updates
         if number < step:
-            for place, batch in enumerate(batches, first):
-                trainer.step(batch, lr_scale, place)
+            for index, batch in enumerate(batches, first):
+                trainer.step(batch, lr_scale, index)
         elif number == step:
             trainer.objective = objective_of(changed)
             _check_reference(trainer.objective, batches)
             policy.prepare(changed.optimizer.precision)
             trainer.config = changed.optimizer.model_copy(update={"lr": changed.optimizer.lr * scale})
-            history = [trainer.step(batch, lr_scale, place) for place, batch in enumerate(batches, first)]
-            found = {name: sum(one[name] for one in history) / len(history) for name in history[0]}
-            recorded = {name: metrics[name] for name in found if metrics.get(name) is not None}
-            return Replayed(step, sum(map(len, batches)), recorded, found, tuple(settings))
+            history = [trainer.step(batch, lr_scale, number) for number, batch in enumerate(batches, first)]
+            means = {
+                name: sum(metrics_of_batch[name] for metrics_of_batch in history) / len(history) for name in history[0]
+            }
+            recorded = {name: metrics[name] for name in means if metrics.get(name) is not None}
+            return Replayed(step, sum(map(len, batches)), recorded, means, tuple(settings))
     raise ReplayError(f"step {step} updated nothing: all its groups were dropped, or it was skipped")
 
 
@@ -150,10 +152,10 @@ def _changed(config: Any, settings: Sequence[str]) -> Any:
     if isinstance(config, DPOConfig):
         own = ("beta", "nll", "length_normalized")
         shared = {name: getattr(config, name) for name in TrainConfig.model_fields}
-        settings = [f"objective.{one}" if one.partition("=")[0] in own else one for one in settings]
+        settings = [f"objective.{setting}" if setting.partition("=")[0] in own else setting for setting in settings]
         config = PreferenceConfig.model_validate(shared | {"objective": objective_of(config)})
     document = config.model_dump(mode="json")
-    for setting in sorted(settings, key=lambda one: not one.partition("=")[0].endswith(".type")):
+    for setting in sorted(settings, key=lambda setting: not setting.partition("=")[0].endswith(".type")):
         path, equals, text = setting.partition("=")
         keys = path.split(".")
         if not equals or keys[0] not in KNOBS or keys[0] not in document:
@@ -166,15 +168,15 @@ def _changed(config: Any, settings: Sequence[str]) -> Any:
             )
         if keys[1:] == ["type"]:  # choosing a type with no other key is the published algorithm
             document[keys[0]] = {}
-        place = document
+        level = document
         for key in keys[:-1]:
-            inside = place.get(key) or {}
+            inside = level.get(key) or {}
             if not isinstance(inside, dict):
                 raise ReplayError(f"--set {path}: {key} holds a value, not a mapping")
-            place[key] = dict(inside)
-            place = place[key]
+            level[key] = dict(inside)
+            level = level[key]
         try:
-            place[keys[-1]] = yaml_text.plain(text)
+            level[keys[-1]] = yaml_text.plain(text)
         except yaml_text.YamlError as error:
             raise ReplayError(f"--set {path}: the value {error.message}") from None
     try:
@@ -184,8 +186,8 @@ def _changed(config: Any, settings: Sequence[str]) -> Any:
 
 
 def _first(error: ValidationError) -> str:
-    one = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
+    problem = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
 def _file(catalog: Catalog, manifest: Manifest, output: str) -> Path:
@@ -202,10 +204,10 @@ def _table(catalog: Catalog, manifest: Manifest, output: str) -> Any:
 
 def _metrics(catalog: Catalog, manifest: Manifest, step: int) -> dict[str, float]:
     rows = _table(catalog, manifest, "metrics").to_pylist()
-    found = [row for row in rows if row["step"] == step]
-    if not found:
+    matches = [row for row in rows if row["step"] == step]
+    if not matches:
         raise ReplayError(f"step {step} was never taken; steps are 0 to {len(rows) - 1}")
-    return found[0]
+    return matches[0]
 
 
 def _start(catalog: Catalog, manifest: Manifest, config: Any) -> "Policy":

@@ -87,7 +87,7 @@ class StreamRedactor:
         """What can be shown, now that this has come."""
         text = self._held + piece
         pattern, forms = _patterns(_values())
-        cut = min(_begun(text, forms), found.start() if (found := _URL_BEGUN.search(text)) else len(text))
+        cut = min(_begun(text, forms), begun.start() if (begun := _URL_BEGUN.search(text)) else len(text))
         for match in pattern.finditer(text):
             if match.start() < cut < match.end():
                 cut = match.start()
@@ -127,10 +127,10 @@ def _begun(text: bytes, forms: Sequence[bytes]) -> int:
 
 
 def _hidden(match: re.Match[bytes]) -> bytes:
-    found = match[0]
-    if not found.startswith(b"://"):
+    secret = match[0]
+    if not secret.startswith(b"://"):
         return HIDDEN.encode()
-    return b"://***:***@" if b":" in found[3:] else b"://***@"
+    return b"://***:***@" if b":" in secret[3:] else b"://***@"
 
 
 class RedactedStream(io.TextIOWrapper):

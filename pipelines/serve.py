@@ -59,7 +59,9 @@ def engine_config(given: Any) -> EngineConfig:
     try:
         config: EngineConfig = TypeAdapter(TokenEngineChoice).validate_python(given or "transformers")
     except ValidationError as error:
-        raise ValueError(f"--engine: {'; '.join(one['msg'] for one in error.errors(include_url=False))}") from None
+        raise ValueError(
+            f"--engine: {'; '.join(problem['msg'] for problem in error.errors(include_url=False))}"
+        ) from None
     if isinstance(config, EmbeddedConfig):
         if "schedule" in config.model_fields_set and config.schedule == "exact":
             raise ValueError("--engine: schedule exact waits until every conversation goes on; use free")
@@ -69,8 +71,8 @@ def engine_config(given: Any) -> EngineConfig:
 
 def recordings_of(buffer: TrajectoryBuffer) -> Path:
     """The folder with the files of episodes that are not in the buffer yet, whether or not it exists."""
-    place = buffer.place
-    return (place.root if isinstance(place, LocalPlace) else place.working_folder()) / FOLDER
+    storage = buffer.place
+    return (storage.root if isinstance(storage, LocalPlace) else storage.working_folder()) / FOLDER
 
 
 def recorder_of(

@@ -207,7 +207,7 @@ class Context:
         if not self.has_shard(shard):
             return {}
         known = set(self.row_ids())
-        chosen = [one for one in ids if one in known]
+        chosen = [name for name in ids if name in known]
         return dict(zip(chosen, self.buffer.get_many(chosen), strict=True))
 
     def append(
@@ -341,7 +341,7 @@ class Stage:
 
 def _all_empty(outputs: Mapping[str, Handle]) -> list[str]:
     """The names of the outputs that hold rows, if none of them holds any."""
-    sizes = {name: pq.read_metadata(one.path).num_rows for name, one in outputs.items() if one.kind in OF_ROWS}
+    sizes = {name: pq.read_metadata(handle.path).num_rows for name, handle in outputs.items() if handle.kind in OF_ROWS}
     return [] if any(sizes.values()) else list(sizes)
 
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 FILE = "tokenizer.json"
 
 
-def keep_tokenizer(place: "LocalPlace | S3Place", speaker: "Speaker") -> bool:
+def keep_tokenizer(storage: "LocalPlace | S3Place", speaker: "Speaker") -> bool:
     """Write the tokenizer of a policy into a store, unless it is there. Returns whether it has a form that can be kept:
     tokenizers in Python alone have none."""
     backend = getattr(speaker.tokenizer, "backend_tokenizer", None)
     if backend is None:
         return False
-    keep(place, speaker.tokenizer_fingerprint, backend.to_str)
+    keep(storage, speaker.tokenizer_fingerprint, backend.to_str)
     return True
 
 
@@ -33,17 +33,17 @@ def token_bytes(catalog: Catalog, tokenizer: str, policy: str = "") -> TokenByte
     Raises LookupError that says what to run if neither is there, and StoreError if the tokenizer is of a kind that is
     not known.
     """
-    found = kept(catalog.place, tokenizer) if tokenizer else None
-    if found is None and tokenizer and (file := _of_model(catalog, policy)):
-        found = file.read_bytes()
-    if found is None:
+    data = kept(catalog.place, tokenizer) if tokenizer else None
+    if data is None and tokenizer and (file := _of_model(catalog, policy)):
+        data = file.read_bytes()
+    if data is None:
         raise LookupError(
             f"tokenizer {tokenizer!r} is not in this store, and the model {policy or '(unknown)'} has no {FILE} any "
             "more; write that of a model folder into the store: agentrl buffer tokenizer FOLDER"
             if tokenizer
             else "these rows have no tokens, or nobody said by which tokenizer; a stage that trains on them makes some"
         )
-    return TokenBytes.of(found)
+    return TokenBytes.of(data)
 
 
 def _of_model(catalog: Catalog, policy: str) -> Path | None:

@@ -52,7 +52,7 @@ class StageResult:
         import polars as pl
 
         named = self.manifest.outputs.items()
-        return pl.DataFrame([{"output": name, "kind": str(one.kind), "rows": one.rows} for name, one in named])
+        return pl.DataFrame([{"output": name, "kind": str(output.kind), "rows": output.rows} for name, output in named])
 
     def output(self, name: str | None = None) -> Handle:
         """A handle on an output, which reads its rows. ``name`` may be left out if there is only one.

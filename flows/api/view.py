@@ -21,18 +21,21 @@ class View:
     def of(cls, store: str, height: int, write: bool, port: int) -> "View":
         """Raises RuntimeError with what the viewer said if it does not start."""
         notebooks = ("http://localhost:*", "http://127.0.0.1:*")  # where Jupyter and its like serve their pages
-        options = [*(["--write"] if write else []), *(word for one in notebooks for word in ("--frame-ancestors", one))]
+        options = [
+            *(["--write"] if write else []),
+            *(word for ancestor in notebooks for word in ("--frame-ancestors", ancestor)),
+        ]
         process = begun("view", "--store", store, "--port", str(port), "--json", *options)
         assert process.stdout
         assert process.stderr
-        said = ""
+        lines = ""
         for line in process.stdout:  # one JSON object over several lines
-            said += line
+            lines += line
             if line == "}\n":
                 break
         else:
             raise RuntimeError(f"the viewer did not start: {process.stderr.read().strip()}")
-        view = cls(json.loads(said)["url"], height, process)
+        view = cls(json.loads(lines)["url"], height, process)
         weakref.finalize(view, process.terminate)
         return view
 

@@ -67,9 +67,9 @@ def record_of(catalog: "Catalog", text: str) -> "InputRecord":
         manifest = find_artifact(catalog, text)
     except LookupError as error:
         raise StoreError(f"--selection: {error.args[0]}") from None
-    outputs = [name for name, one in manifest.outputs.items() if one.kind is Kind.TRAJECTORIES]
+    outputs = [name for name, output in manifest.outputs.items() if output.kind is Kind.TRAJECTORIES]
     if not outputs:
-        listed = ", ".join(f"{name} ({one.kind})" for name, one in manifest.outputs.items())
+        listed = ", ".join(f"{name} ({output.kind})" for name, output in manifest.outputs.items())
         raise StoreError(f"--selection {text!r} has no trajectories among its outputs: {listed}")
     return InputRecord(stage=manifest.ingredients.stage, output=outputs[0], fingerprint=manifest.fingerprint)
 
@@ -81,15 +81,17 @@ def saved_before(store: str, name: str) -> "list[Manifest]":
     from agentrl.datastore.errors import StoreError
     from agentrl.pipelines.results.gc import BY_COMMAND
 
-    if said := _misnamed(name, "NAME"):
-        raise StoreError(said)
+    if problem := _misnamed(name, "NAME"):
+        raise StoreError(problem)
     catalog = Catalog(store)
     if name in catalog.tags():
         raise StoreError(f"{name!r} is a tag already; choose another name")
-    found = catalog.manifests(name)
-    if others := [one for one in found if one.run_id != BY_COMMAND or one.ingredients.uses != SELECT]:
+    manifests = catalog.manifests(name)
+    if others := [
+        manifest for manifest in manifests if manifest.run_id != BY_COMMAND or manifest.ingredients.uses != SELECT
+    ]:
         raise StoreError(f"{name!r} is the name of a stage ({others[0].ingredients.uses}); choose another name")
-    return found
+    return manifests
 
 
 def _misnamed(name: str, option: str) -> str:
@@ -101,7 +103,7 @@ def _misnamed(name: str, option: str) -> str:
     try:
         TypeAdapter(StageName).validate_python(name)
     except ValidationError as error:
-        return "; ".join(f"{option} {name!r}: {one['msg']}" for one in error.errors())
+        return "; ".join(f"{option} {name!r}: {problem['msg']}" for problem in error.errors())
     return ""
 
 
@@ -124,13 +126,13 @@ def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Pa
     from agentrl.pipelines.run.execute import job_of, perform
     from agentrl.schemas.pipeline import Execution
 
-    if said := _misnamed(name, "--name"):
-        raise StoreError(said)
+    if problem := _misnamed(name, "--name"):
+        raise StoreError(problem)
     stage = library.resolve(SELECT)
     try:
         checked = stage.config.model_validate(config)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        lines = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         raise StoreError("; ".join(lines)) from None
     catalog = Catalog(rows.store)
     node = Node(name, stage, checked, {}, seed, Execution())
@@ -179,7 +181,9 @@ def rules_of(path: Path) -> "Rules":
     except (UnicodeDecodeError, yaml_text.YamlError) as error:
         raise StoreError(f"{path} {error if isinstance(error, yaml_text.YamlError) else 'is not text'}") from None
     if wrong:
-        raise StoreError(f"{path} does not hold rules:\n" + "\n".join(f"  line {one.line}: {one}" for one in wrong))
+        raise StoreError(
+            f"{path} does not hold rules:\n" + "\n".join(f"  line {mistake.line}: {mistake}" for mistake in wrong)
+        )
     return checked_rules(content, str(path))
 
 
@@ -193,5 +197,5 @@ def checked_rules(content: Any, source: str) -> "Rules":
     try:
         return Rules.model_validate({"rules": content} if isinstance(content, list) else content)
     except ValidationError as error:
-        lines = [f"  {'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()]
+        lines = [f"  {'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()]
         raise StoreError(f"{source} does not hold rules:\n" + "\n".join(lines)) from None

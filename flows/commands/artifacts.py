@@ -28,11 +28,11 @@ def runs(store: Store = "store", limit: Limit = 20, as_json: Json = False) -> No
     from agentrl.flows.show import print_runs
     from agentrl.pipelines.run.runs import all_runs, summary
 
-    found = all_runs(open_catalog(store))[:limit]
+    listed = all_runs(open_catalog(store))[:limit]
     if as_json:
-        say_json([summary(run) for run in found])
+        say_json([summary(run) for run in listed])
     else:
-        print_runs(console(), found)
+        print_runs(console(), listed)
 
 
 @command(app)
@@ -50,8 +50,8 @@ def show(
     catalog = open_catalog(store)
     with looked_up():
         if what == "last" or what[:1].isdigit():
-            found = find_run(catalog, what)
-            say_json(found) if as_json else print_run(console(), found)
+            run = find_run(catalog, what)
+            say_json(run) if as_json else print_run(console(), run)
         else:
             manifest = find_artifact(catalog, what)
             if not as_json:
@@ -70,11 +70,11 @@ def diff(run_a: Run, run_b: Run, store: Store = "store", as_json: Json = False) 
     catalog = open_catalog(store)
     with looked_up():
         a, b = find_run(catalog, run_a), find_run(catalog, run_b)
-    found = diff_runs(catalog, a, b)
+    differing = diff_runs(catalog, a, b)
     if as_json:
-        say_json({"a": a["run_id"], "b": b["run_id"], "stages": found})
+        say_json({"a": a["run_id"], "b": b["run_id"], "stages": differing})
     else:
-        print_diff(console(), a, b, found)
+        print_diff(console(), a, b, differing)
 
 
 @command(app)

@@ -74,9 +74,9 @@ def check(
             stderr=True,
         )
     if accept_losses:
-        for one in upkeep.accept_losses(buffer):
-            say(f"accepted: {one.what}", stderr=True)
-    findings = [asdict(one) for one in upkeep.check(buffer)]
+        for accepted_loss in upkeep.accept_losses(buffer):
+            say(f"accepted: {accepted_loss.what}", stderr=True)
+    findings = [asdict(fault) for fault in upkeep.check(buffer)]
     if as_json:
         say_json(findings)
     else:

@@ -42,15 +42,15 @@ def search(
     if method not in ("dense", "lexical", "hybrid"):
         raise fail(f"error: --method {method!r}: allowed are dense, lexical, hybrid")
     options = {"where": where, "method": method, "diverse": diverse, "per_task": per_task}
-    found = open_buffer(store).search(text, k, embedder=embedder, **options)
-    if not found.height and not as_json:
+    hits = open_buffer(store).search(text, k, embedder=embedder, **options)
+    if not hits.height and not as_json:
         known = (
             "" if (embedder or default_embedder()) != EMBEDDED else "; the buffer's own words are known, and no others"
         )
         say(f"nothing matched {text!r}{' among the rows that pass --where' if where else ''}{known}")
         return
-    columns = found.columns if as_json else ["trajectory_id", "score", "success", "reward", "n_steps", "prompt"]
-    print_rows(found.select(columns).to_dicts(), as_json)
+    columns = hits.columns if as_json else ["trajectory_id", "score", "success", "reward", "n_steps", "prompt"]
+    print_rows(hits.select(columns).to_dicts(), as_json)
 
 
 @command(app)
@@ -93,13 +93,18 @@ def experience(
     as_json: Json = False,
 ) -> None:
     """Turn the best matching successful runs into demonstrations, never from held-out splits."""
-    found = open_buffer(store).experience(prompt, k=k, max_tokens=max_tokens, embedder=embedder)
+    examples = open_buffer(store).experience(prompt, k=k, max_tokens=max_tokens, embedder=embedder)
     if as_json:
-        say_json([{"trajectory_id": one.trajectory_id, "tokens": one.tokens, "text": one.text} for one in found])
+        say_json(
+            [
+                {"trajectory_id": example.trajectory_id, "tokens": example.tokens, "text": example.text}
+                for example in examples
+            ]
+        )
         return
-    for one in found:
-        say(f"--- {one.trajectory_id}, about {one.tokens} tokens\n{one.text}\n")
-    if not found:
+    for example in examples:
+        say(f"--- {example.trajectory_id}, about {example.tokens} tokens\n{example.text}\n")
+    if not examples:
         say("no successful run of another task of the train split fits")
 
 
@@ -162,18 +167,18 @@ def select(
 
     def save(number: int) -> "tuple[int, Manifest]":
         if not len(selected(buffer, rows, split, number, ids)):
-            said = f"error: no row of version {number} is chosen, so nothing was saved; --split all takes all splits"
-            raise fail(said)
+            reason = f"error: no row of version {number} is chosen, so nothing was saved; --split all takes all splits"
+            raise fail(reason)
         config = {"version": number, "where": rows.where, "split": split, "ids": ids and str(ids)}
         return number, publish(rows, name, config, 0, Path()).manifest
 
     number, manifest = buffer.newest(save) if at is None else save(buffer.table(version(at)).version())
     saved, count = f"{name}/{manifest.fingerprint[:8]}", manifest.outputs["trajectories"].rows
-    others = [one for one in before if one.fingerprint != manifest.fingerprint]
+    others = [earlier for earlier in before if earlier.fingerprint != manifest.fingerprint]
     again = len(others) < len(before)
     if as_json:
-        told = {"fingerprint": manifest.fingerprint, "rows": count, "version": number, "again": again}
-        say_json(told | {"before": [f"{name}/{one.fingerprint[:8]}" for one in others]})
+        answer = {"fingerprint": manifest.fingerprint, "rows": count, "version": number, "again": again}
+        say_json(answer | {"before": [f"{name}/{manifest.fingerprint[:8]}" for manifest in others]})
         return
     if left := manifest.metrics["other_splits"]:
         say(f"{left} rows of other splits are left out; --split all takes them")
@@ -209,8 +214,8 @@ def _tried(rows: Rows, chosen: "Rules") -> tuple[int, list[dict[str, Any]]]:
 
 def _dropped(store: str, ids: list[str]) -> list[str]:
     columns = ["trajectory_id", "reward", "prompt"]
-    found = open_buffer(store).read(ids, columns).to_pylist()
-    return [f"{row['trajectory_id']} (reward {_number(row['reward'])}): {row['prompt'][:60]}" for row in found]
+    rows = open_buffer(store).read(ids, columns).to_pylist()
+    return [f"{row['trajectory_id']} (reward {_number(row['reward'])}): {row['prompt'][:60]}" for row in rows]
 
 
 def _number(value: float | None) -> str:

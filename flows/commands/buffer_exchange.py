@@ -83,9 +83,9 @@ def tokenizer(
     from agentrl.models.policy import Tokenizing
     from agentrl.pipelines.tokenizers import keep_tokenizer
 
-    place = open_buffer(store).place
+    storage = open_buffer(store).place
     speaker = Tokenizing(model)
-    if not keep_tokenizer(place, speaker):
+    if not keep_tokenizer(storage, speaker):
         raise fail(f"error: the tokenizer of {model} has no fast form (tokenizer.json), which is what a store keeps")
     print_rows([{"tokenizer": speaker.tokenizer_fingerprint}], as_json)
 
@@ -104,9 +104,9 @@ def _report(result: "Imported") -> None:
             f"{result.successes} successes, {result.unscored} unscored"
         )
         for format, files in groupby(sorted(result.files, key=_format_of), _format_of):
-            found = list(files)
-            why = sorted({one["evidence"] for one in found} - {""})
-            say(f"read as {format} from {len(found)} files" + (f" ({_some(why)})" if why else ""))
+            evidence_of_files = list(files)
+            why = sorted({file_evidence["evidence"] for file_evidence in evidence_of_files} - {""})
+            say(f"read as {format} from {len(evidence_of_files)} files" + (f" ({_some(why)})" if why else ""))
     if result.ignored:
         say("ignored: " + _some([f"{key} {count}" for key, count in result.ignored.items()]))
     for text, count in result.remarks.items():
@@ -114,8 +114,8 @@ def _report(result: "Imported") -> None:
     what = "would be set aside" if result.dry_run else "are set aside; `agentrl buffer quarantine` lists them"
     if result.unreadable:
         say(f"{len(result.unreadable)} records cannot be read and {what}")
-        for one in result.unreadable[:SHOWN]:
-            say(f"  {one['place']}: {one['reason']}")
+        for record in result.unreadable[:SHOWN]:
+            say(f"  {record['place']}: {record['reason']}")
     if result.quarantined:
         say(f"{result.quarantined} rows break the contract and {what}")
     if result.fingerprint:

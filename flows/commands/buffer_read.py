@@ -72,15 +72,15 @@ def show(
 @command(app)
 def stats(store: Store = "store", at: At = None, as_json: Json = False) -> None:
     """Count rows, tasks, tokens and success by stage."""
-    found = open_buffer(store).stats(version(at))
+    numbers = open_buffer(store).stats(version(at))
     if as_json:
-        say_json(found)
+        say_json(numbers)
         return
     from agentrl.flows.commands._render import print_rows
 
     out = console()
-    print_rows(out, found.pop("stages"))
-    out.print("  ".join(f"{name} {value:,}" for name, value in found.items()), style="dim")
+    print_rows(out, numbers.pop("stages"))
+    out.print("  ".join(f"{name} {value:,}" for name, value in numbers.items()), style="dim")
 
 
 @command(app)
@@ -106,7 +106,7 @@ def quarantine(store: Store = "store", limit: Limit = 20, as_json: Json = False)
     if rows.height or not records:
         print_rows(rows.head(limit).select("trajectory_id", "row", "problems").to_dicts(), as_json)
     if records:
-        print_rows([{name: one[name] for name in ("place", "reason")} for one in records[:limit]], as_json)
+        print_rows([{name: record[name] for name in ("place", "reason")} for record in records[:limit]], as_json)
 
 
 @command(app)

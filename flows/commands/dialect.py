@@ -30,9 +30,9 @@ def dialect(
     from agentrl.pipelines.plan.proved import proved
 
     with looked_up():
-        place = _place(store, model)
+        path = _place(store, model)
     try:
-        trial = proved(place, form)
+        trial = proved(path, form)
     except OSError as error:
         raise fail(f"error: {model}: no tokenizer can be loaded: {str(error).splitlines()[0]}") from None
     except ValueError as error:

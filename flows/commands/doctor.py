@@ -28,19 +28,19 @@ def doctor(
 
     with looked_up():
         record = find_run(open_catalog(store), run)
-    found = diagnose(store, record, recompute)
-    sick = any(found.values())
+    findings_of = diagnose(store, record, recompute)
+    sick = any(findings_of.values())
     if as_json:
-        stages = {name: [vars(finding) for finding in findings] for name, findings in found.items()}
+        stages = {name: [vars(finding) for finding in findings] for name, findings in findings_of.items()}
         say_json({"run_id": record["run_id"], "healthy": not sick, "stages": stages})
         raise typer.Exit(FAILED if sick else 0)
     out = console()
-    for name, findings in found.items():
+    for name, findings in findings_of.items():
         for finding in findings:
             out.print(Text.assemble((name, "bold"), ": ", (finding.name, "red")))
             out.print(f"  evidence   {finding.evidence}")
             out.print(f"  threshold  {finding.threshold}")
             out.print(f"  remedy     {finding.remedy}")
     if not sick:
-        out.print(f"run {record['run_id']}: {len(found)} stages looked at, nothing found")
+        out.print(f"run {record['run_id']}: {len(findings_of)} stages looked at, nothing found")
     raise typer.Exit(FAILED if sick else 0)

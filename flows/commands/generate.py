@@ -46,16 +46,16 @@ def generate(
     catalog = open_catalog(store)
     with looked_up():
         policy, manifest = policy_of(catalog, model)
-        found = find_task(catalog, task, manifest) if task is not None else None
-    talks = found is None and prompt is None
-    if found is None:
-        said = prompt if prompt is not None else _heard()
-        if said is None:
+        known_task = find_task(catalog, task, manifest) if task is not None else None
+    talks = known_task is None and prompt is None
+    if known_task is None:
+        text = prompt if prompt is not None else _heard()
+        if text is None:
             raise fail("error: nothing was said; give --task, --prompt, or a line of input")
-        found = Task(task_id="conversation", env=Conversation.name, split="", prompt=said, ground_truth="null")
+        known_task = Task(task_id="conversation", env=Conversation.name, split="", prompt=text, ground_truth="null")
     sampling = SamplingConfig(temperature=temperature, max_turn_tokens=max_turn_tokens)
     try:
-        row = rolled_out(policy, found, sampling, seed, _answer if talks else None)
+        row = rolled_out(policy, known_task, sampling, seed, _answer if talks else None)
     except ValueError as error:
         raise fail(f"error: {error}") from None
     if as_json:

@@ -85,13 +85,13 @@ def _place(made: "Plan", as_json: bool) -> int:
     from agentrl.flows.show import print_placement
     from agentrl.pipelines.plan.placement import place
 
-    found = place(made.pipeline)
+    placement = place(made.pipeline)
     if as_json:
-        rows = [row.to_json() for row in found.rows]
-        say_json({**made.to_json(), "placement": rows, "problems": found.problems, "unknown": found.unknown})
+        rows = [row.to_json() for row in placement.rows]
+        say_json({**made.to_json(), "placement": rows, "problems": placement.problems, "unknown": placement.unknown})
     else:
-        print_placement(console(), found)
-    return BAD_INPUT if found.problems else 0
+        print_placement(console(), placement)
+    return BAD_INPUT if placement.problems else 0
 
 
 @command(app)
@@ -174,11 +174,11 @@ def stages(
     from agentrl.flows.stages import described, listed, print_described, print_listed
 
     if name is None:
-        found = listed()
-        say_json(found) if as_json else print_listed(console(), found)
+        listing = listed()
+        say_json(listing) if as_json else print_listed(console(), listing)
         return
     try:
-        one = described(name)
+        description = described(name)
     except LookupError as error:
         raise fail(f"error: {error.args[0]}") from None
-    say_json(one) if as_json else print_described(console(), one)
+    say_json(description) if as_json else print_described(console(), description)

@@ -19,8 +19,11 @@ Episode = Annotated[str, typer.Argument(metavar="ID", help="An episode's id, as 
 @command(app, name="list")
 def list_(store: Store = "store", limit: Limit = 50, as_json: Json = False) -> None:
     """List the recorded episodes that are set aside, because they cannot be read or stored, with the reasons."""
-    found = _listed(store)
-    rows = [{"id": one.name, "reason": one.reason, "file": str(one.path)} for one in found]
+    aside = _listed(store)
+    rows = [
+        {"id": episode_aside.name, "reason": episode_aside.reason, "file": str(episode_aside.path)}
+        for episode_aside in aside
+    ]
     if as_json:
         say_json(rows)
         return
@@ -37,12 +40,12 @@ def show(episode: Episode, store: Store = "store", as_json: Json = False) -> Non
     """Show what can be read of an episode that is set aside: columns, outcome, conversation, and why it is there."""
     from agentrl.recorder.aside import readable
 
-    told = readable(_named(store, episode))
+    answer = readable(_named(store, episode))
     if as_json:
-        say_json(told)
+        say_json(answer)
         return
-    messages = told.pop("messages", [])
-    for name, value in told.items():
+    messages = answer.pop("messages", [])
+    for name, value in answer.items():
         say(f"{name}: {value}")
     assert isinstance(messages, list)
     for message in messages:
@@ -59,18 +62,20 @@ def release(episode: Episode, store: Store = "store", as_json: Json = False) -> 
     from agentrl.recorder.aside import release as released
     from agentrl.recorder.episode import DamagedRecordingError
 
-    one = _named(store, episode)
+    aside = _named(store, episode)
     try:
-        ids, lost = released(one, BufferRows(open_buffer(store)))
+        ids, lost = released(aside, BufferRows(open_buffer(store)))
     except (UnstorableError, DamagedRecordingError) as error:
         raise fail(
-            f"error: {one.name}: {error}; correct {one.path} and release it again, or remove it", FAILED
+            f"error: {aside.name}: {error}; correct {aside.path} and release it again, or remove it", FAILED
         ) from None
     if as_json:
-        say_json({"id": one.name, "rows": ids, "lost_lines": lost})
+        say_json({"id": aside.name, "rows": ids, "lost_lines": lost})
         return
     left = f"; {lost} lines could not be read and are lost" if lost else ""
-    say(f"{one.name}: {len(ids)} rows stored{left}" if ids else f"{one.name}: no client received a turn of it{left}")
+    say(
+        f"{aside.name}: {len(ids)} rows stored{left}" if ids else f"{aside.name}: no client received a turn of it{left}"
+    )
 
 
 def _listed(store: str) -> "list[SetAside]":
@@ -83,8 +88,8 @@ def _listed(store: str) -> "list[SetAside]":
 def _named(store: str, name: str) -> "SetAside":
     from agentrl.schemas.hints import did_you_mean
 
-    found = {one.name: one for one in _listed(store)}
-    if name not in found:
-        hint = did_you_mean(name, list(found)) or "; `agentrl recordings list` shows those that are"
+    by_name = {aside.name: aside for aside in _listed(store)}
+    if name not in by_name:
+        hint = did_you_mean(name, list(by_name)) or "; `agentrl recordings list` shows those that are"
         raise fail(f"error: no recorded episode {name!r} is set aside{hint}")
-    return found[name]
+    return by_name[name]

@@ -33,21 +33,21 @@ def replay(
     with looked_up():
         manifest = find_artifact(catalog, artifact)
     try:
-        found = compute(catalog, manifest, step, settings or ())
+        replayed = compute(catalog, manifest, step, settings or ())
     except ReplayError as error:
         raise fail(f"error: {error.args[0]}") from None
     if as_json:
-        say_json(found.to_json())
+        say_json(replayed.to_json())
         return
     from rich.table import Table
 
-    title = f"{artifact}, step {step}: {found.rows} rows"
+    title = f"{artifact}, step {step}: {replayed.rows} rows"
     table = Table("metric", "recorded", "replayed", title=title, title_justify="left")
-    for name, value in found.replayed.items():
-        table.add_row(name, f"{found.recorded[name]:.9g}" if name in found.recorded else "-", f"{value:.9g}")
+    for name, value in replayed.replayed.items():
+        table.add_row(name, f"{replayed.recorded[name]:.9g}" if name in replayed.recorded else "-", f"{value:.9g}")
     out = console()
     out.print(table)
-    if found.changed:
-        out.print(f"changed for this step: {', '.join(found.changed)}")
+    if replayed.changed:
+        out.print(f"changed for this step: {', '.join(replayed.changed)}")
     else:
-        out.print("equal" if found.equal else "not equal: other hardware, threads or library versions?")
+        out.print("equal" if replayed.equal else "not equal: other hardware, threads or library versions?")

@@ -46,8 +46,8 @@ def serve(
     with the tokens that were sampled. Ends at Ctrl-C."""
     from agentrl.schemas.installation import missing
 
-    if said := missing("uvicorn", "serve") or missing("starlette", "serve"):
-        raise fail(f"error: {said}")
+    if lack := missing("uvicorn", "serve") or missing("starlette", "serve"):
+        raise fail(f"error: {lack}")
     from agentrl.pipelines.file.library import search_in
     from agentrl.pipelines.parts.budget import SamplingConfig
     from agentrl.pipelines.serve import engine_config, recorder_of

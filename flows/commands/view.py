@@ -57,8 +57,8 @@ def view(
         return
     from agentrl.schemas.installation import missing
 
-    if said := missing("uvicorn", "view") or missing("starlette", "view"):
-        raise fail(f"error: {said}")
+    if lack := missing("uvicorn", "view") or missing("starlette", "view"):
+        raise fail(f"error: {lack}")
     from agentrl.flows.viewer.guard import Door, is_loopback, is_origin
 
     if strange := [text for text in frame_ancestors or () if not is_origin(text)]:
@@ -163,24 +163,25 @@ def export(
         snapshot = reader.tables.at(at)
     except RefusedError as error:
         raise fail(f"error: --at: {error}") from None
-    found = written(reader, choose(reader, selection, snapshot), snapshot, redactor, rows)
+    export_file = written(reader, choose(reader, selection, snapshot), snapshot, redactor, rows)
     partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(found.text, encoding="utf-8")
+    partial.write_text(export_file.text, encoding="utf-8")
     partial.replace(file)
-    about, size = found.contents, file.stat().st_size
+    about, size = export_file.contents, file.stat().st_size
     if as_json:
-        told = about.model_dump(include={"version", "selection", "rows", "selected", "tokens", "redactions"})
-        say_json({"file": str(file), "bytes": size, **told, "columns": [one.name for one in about.columns]})
+        answer = about.model_dump(include={"version", "selection", "rows", "selected", "tokens", "redactions"})
+        say_json({"file": str(file), "bytes": size, **answer, "columns": [column.name for column in about.columns]})
         return
     left = f" of {about.selected:,}" if about.selected > about.rows else ""
     say(
         f"{file}: {about.rows:,}{left} rows with {len(about.columns)} columns and {about.tokens:,} tokens, "
         f"version {about.version} of the buffer, {size / 1e6:.1f} MB"
     )
-    if (one := about.redactions) is not None:
-        say(f"redacted: {one.places:,} places and {one.tokens:,} tokens in {one.rows:,} rows")
-        if one.rows_without_tokens:
-            say(f"{one.rows_without_tokens:,} rows lost all of their tokens, because nobody knows the text of them")
+    if (redactions := about.redactions) is not None:
+        say(f"redacted: {redactions.places:,} places and {redactions.tokens:,} tokens in {redactions.rows:,} rows")
+        if redactions.rows_without_tokens:
+            rows = redactions.rows_without_tokens
+            say(f"{rows:,} rows lost all of their tokens, because the text of their tokens is unknown")
 
 
 def _serve(store: str, door: "Door", listening: socket.socket) -> None:

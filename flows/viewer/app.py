@@ -95,16 +95,16 @@ def application(opened: "Future[StoreReader]", door: Door, ended: Callable[[], b
         return StreamingResponse(reader.events(ended), media_type="text/event-stream")
 
     async def file(request: Request) -> Response:
-        found = front.answer(request, request.path_params["name"])
-        return found or _not_found(request, f"there is no file {request.url.path[:200]!r}")
+        answer = front.answer(request, request.path_params["name"])
+        return answer or _not_found(request, f"there is no file {request.url.path[:200]!r}")
 
     async def page(request: Request) -> Response:
         if request.url.path.startswith("/api"):
             return _not_found(request, f"there is no {request.url.path[:200]!r}")
-        found = front.page(raw_path(request))
-        if found is None:
+        page_file = front.page(raw_path(request))
+        if page_file is None:
             return _not_found(request, "the front-end is not installed")
-        answer = found.answer(request)
+        answer = page_file.answer(request)
         if door.knows(request.headers) and (links := asked_first(request)):
             answer.headers["link"] = links
         return answer
@@ -155,8 +155,8 @@ def explained(error: Exception) -> RefusedError:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))
-        said = "is not known here" if first["type"] == "extra_forbidden" else first["msg"]
-        return RefusedError(f"{name}: {said}", field=name)
+        reason = "is not known here" if first["type"] == "extra_forbidden" else first["msg"]
+        return RefusedError(f"{name}: {reason}", field=name)
     if isinstance(error, NoBufferError):
         return RefusedError(str(error), following="agentrl run quickstart", status=404)
     if isinstance(error, StoreError):

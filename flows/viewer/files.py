@@ -112,20 +112,20 @@ def asked_first(request: Request) -> str:
     if ASKED_OTHERWISE & set(request.query_params):
         return ""
     name = quote(unquote(rest[0]) if rest else "", safe="!'()*~-._")  # as encodeURIComponent does
-    links = [one.format(name) for one in ASKED_FIRST.get(room, ()) if name or "{" not in one]
+    links = [address.format(name) for address in ASKED_FIRST.get(room, ()) if name or "{" not in address]
     root = up(path.count("/") - 1)
     return ", ".join(f"<{root}{link.removeprefix('/')}>; rel=preload; as=fetch; crossorigin" for link in links)
 
 
 def _reached(imported: Mapping[str, list[str]], *names: str) -> list[str]:
     """These modules and all that they import, each once."""
-    found: dict[str, None] = {}
+    reached: dict[str, None] = {}
     todo = [*names]
     while todo:
         name = todo.pop(0)
-        if name in found or name not in imported:
+        if name in reached or name not in imported:
             continue
-        found[name] = None
+        reached[name] = None
         beside = name.rpartition("/")[0]
-        todo += [f"{beside}/{one}" if beside else one for one in imported[name]]
-    return list(found)
+        todo += [f"{beside}/{module}" if beside else module for module in imported[name]]
+    return list(reached)

@@ -104,8 +104,8 @@ class StoreReader:
         index, state = self._index()
         if index.name == EMBEDDED and self.tables.buffer.place.read(f"{index.folder}/model.npz") is None:
             raise self._no_index()
-        found = index.search(text, k, refresh=False)
-        hits = [Hit(trajectory_id=one["trajectory_id"], score=one["score"]) for one in found.to_dicts()]
+        ranked = index.search(text, k, refresh=False)
+        hits = [Hit(trajectory_id=hit["trajectory_id"], score=hit["score"]) for hit in ranked.to_dicts()]
         return Hits(version=state.table_version, behind=state.stale, hits=hits)
 
     def row(self, trajectory_id: str, at: str | None) -> RowAnswer:
@@ -125,9 +125,9 @@ class StoreReader:
     ) -> ShownMessage:
         """A message whose content begins at a character and has at most so many."""
         row, _ = self._row(trajectory_id, at)
-        found = trajectory.one_message(row, number)
-        end = found.characters if most is None else start + most
-        return found.model_copy(update={"content": found.content[start:end], "cut": end < found.characters})
+        shown = trajectory.one_message(row, number)
+        end = shown.characters if most is None else start + most
+        return shown.model_copy(update={"content": shown.content[start:end], "cut": end < shown.characters})
 
     def tokens(self, trajectory_id: str, at: str | None) -> bytes:
         """The tokens of a row as an Arrow stream."""
@@ -136,18 +136,18 @@ class StoreReader:
 
     def tokens_of(self, row: pa.Table, version: int) -> tuple[pa.Table, bytes | None]:
         """The tokens of one row with their columns, and their text if their tokenizer is known."""
-        found, reason = self._decoded(row)
+        text, reason = self._decoded(row)
         scalars = {name: row[name][0] for name in trajectory.TOKENS}
         learned = self.artifacts.trained_on(row["trajectory_id"][0].as_py(), numbers(scalars["input_ids"], np.int32))
-        matching = next((one for one in learned if one.rows), learned[0] if learned else None)
-        table = tokens.token_table(scalars, found, matching, version, reason)
-        return table, None if found is None else found.text
+        matching = next((trained for trained in learned if trained.rows), learned[0] if learned else None)
+        table = tokens.token_table(scalars, text, matching, version, reason)
+        return table, None if text is None else text.text
 
     def text(self, trajectory_id: str, at: str | None) -> bytes:
         """The text of a row's tokens; empty if their tokenizer is not known, which the answer with the tokens says."""
         row, _ = self._row(trajectory_id, at)
-        found, _ = self._decoded(row)
-        return found.text if found else b""
+        decoded, _ = self._decoded(row)
+        return decoded.text if decoded else b""
 
     # compared
 
@@ -165,7 +165,7 @@ class StoreReader:
         snapshot = self.tables.at(at)
         names, rows = compare.newest_attempts(snapshot, env, task_id)
         table = self.read(names, ("tokenizer", "policy", "input_ids", "success", "reward"), snapshot)
-        kinds = Counter(one for one in table["tokenizer"].to_pylist() if one)
+        kinds = Counter(kind for kind in table["tokenizer"].to_pylist() if kind)
         tokenizer = kinds.most_common(1)[0][0] if kinds else ""
         chosen = [
             number
@@ -190,16 +190,16 @@ class StoreReader:
     def search_tree(self, artifact: str, task_id: str, at: str | None) -> SearchTree:
         """The tree of one task, laid out. Raises RefusedError if there is none."""
         snapshot = self.tables.at(at)
-        found, left_out = nodes.nodes_of(self.artifacts, artifact, task_id)
-        ids = list(dict.fromkeys(one["trajectory_id"] for one in found))
-        env, prompt, problem, texts = "", "", "", [""] * len(found)
+        tree_nodes, left_out = nodes.nodes_of(self.artifacts, artifact, task_id)
+        ids = list(dict.fromkeys(node["trajectory_id"] for node in tree_nodes))
+        env, prompt, problem, texts = "", "", "", [""] * len(tree_nodes)
         try:
             rows = self.read(ids, nodes.ROW, snapshot)
         except UnknownTrajectoryError as error:
             problem = f"rows of this tree are not in version {snapshot.version}: {error}"
         else:
             env, prompt = rows["env"][0].as_py(), rows["prompt"][0].as_py()[: compare.PROMPT]
-            texts = [self._beginning(*part) for part in nodes.beginnings(rows, found)]
+            texts = [self._beginning(*part) for part in nodes.beginnings(rows, tree_nodes)]
         return SearchTree(
             version=snapshot.version,
             artifact=artifact,
@@ -208,11 +208,11 @@ class StoreReader:
             prompt=prompt,
             left_out=left_out,
             problem=problem,
-            nodes=nodes.drawn(found, texts),
+            nodes=nodes.drawn(tree_nodes, texts),
         )
 
     def aligned(self, a: str, b: str, at: str | None) -> Aligned:
-        (first, snapshot), (second, _) = (self._row(one, at) for one in (a, b))
+        (first, snapshot), (second, _) = (self._row(row_id, at) for row_id in (a, b))
         return compare.aligned((a, b), (first, second), snapshot.version)
 
     def pairs(self, artifact: str | None, offset: int, limit: int) -> PairLines:
@@ -224,13 +224,13 @@ class StoreReader:
     def pair_tokens(self, artifact: str, pair_id: str, side: str) -> bytes:
         """The tokens of a side of a pair as an Arrow stream."""
         _, pair = pairs.pair_scalars(self.artifacts, artifact, pair_id)
-        found, reason = self._text_of(numbers(pair[f"{side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
-        return stream(tokens.side_table(pair[f"{side}_ids"], pair[f"{side}_mask"], found, reason))
+        text, reason = self._text_of(numbers(pair[f"{side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
+        return stream(tokens.side_table(pair[f"{side}_ids"], pair[f"{side}_mask"], text, reason))
 
     def pair_text(self, artifact: str, pair_id: str, side: str) -> bytes:
         _, pair = pairs.pair_scalars(self.artifacts, artifact, pair_id)
-        found, _ = self._text_of(numbers(pair[f"{side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
-        return found.text if found else b""
+        decoded, _ = self._text_of(numbers(pair[f"{side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
+        return decoded.text if decoded else b""
 
     def curation(self, at: str | None) -> Funnels:
         return curation.funnels(self.artifacts, self._snapshot_if_any(at))
@@ -240,17 +240,17 @@ class StoreReader:
         from agentrl.flows.viewer.pages.points import lasso, point_table
 
         snapshot = self.tables.at(question.at)
-        found = self._points(lasso(question.lasso)[0] if question.lasso else None)
+        points_drawn = self._points(lasso(question.lasso)[0] if question.lasso else None)
         whole = question.model_copy(update={"lasso": None})
-        return stream(point_table(found, snapshot, self.mask(whole, snapshot)))
+        return stream(point_table(points_drawn, snapshot, self.mask(whole, snapshot)))
 
     def map_prompts(self, question: Filtered) -> MapPrompts:
         from agentrl.flows.viewer.pages.points import lasso, prompts
 
         snapshot = self.tables.at(question.at)
-        found = self._points(lasso(question.lasso)[0] if question.lasso else None)
+        points_drawn = self._points(lasso(question.lasso)[0] if question.lasso else None)
         mask = self.mask(question, snapshot)
-        shown, total = prompts(found, snapshot, mask)
+        shown, total = prompts(points_drawn, snapshot, mask)
         rows = snapshot.total if mask is None else int(mask.sum())
         return MapPrompts(version=snapshot.version, total=total, rows=rows, prompts=shown)
 
@@ -287,8 +287,8 @@ class StoreReader:
         return index, state
 
     def _no_index(self) -> RefusedError:
-        said = f"agentrl buffer index --store {self.store}"
-        return RefusedError("this store has no search index", following=said, status=409)
+        command = f"agentrl buffer index --store {self.store}"
+        return RefusedError("this store has no search index", following=command, status=409)
 
     def _points(self, frame: str | None) -> "Points":
         """The points of the map. Raises RefusedError if there is no index, or no such frame."""
@@ -309,23 +309,23 @@ class StoreReader:
 
     def part(self, question: Filtered, snapshot: Snapshot) -> among.Subset | None:
         """The part of the buffer that a question is about; None if it is about all of it."""
-        found = None
+        subset = None
         if question.among:
-            found = among.part(self.artifacts, snapshot, question.among, question.rule)
+            subset = among.part(self.artifacts, snapshot, question.among, question.rule)
         elif question.rule:
             raise RefusedError("a rule needs the artifact that has it", field="among")
         if question.lasso:
             mask = self._in_lasso(question.lasso, snapshot)
-            found = among.Subset(mask & found.mask, found.absent) if found else among.Subset(mask, 0)
-        return found
+            subset = among.Subset(mask & subset.mask, subset.absent) if subset else among.Subset(mask, 0)
+        return subset
 
     def _in_lasso(self, text: str, snapshot: Snapshot) -> np.ndarray:
         from agentrl.flows.viewer.pages.points import lasso
 
         frame, corners = lasso(text)
-        found = self._points(frame)
-        key = f"lasso {len(found.texts)} {text}"
-        inside = snapshot.kept.get_or(key, lambda: found.rows_inside(corners, snapshot))
+        points_drawn = self._points(frame)
+        key = f"lasso {len(points_drawn.texts)} {text}"
+        inside = snapshot.kept.get_or(key, lambda: points_drawn.rows_inside(corners, snapshot))
         assert isinstance(inside, np.ndarray)
         return inside
 
@@ -345,8 +345,8 @@ class StoreReader:
 
     def _beginning(self, ids: np.ndarray, tokenizer: str, policy: str) -> str:
         """The text of some tokens, as far as it is shown; empty if their tokenizer is not known."""
-        found, _ = self._text_of(ids, tokenizer, policy)
-        return found.text[: tree.TEXT_BYTES].decode(errors="ignore") if found else ""
+        decoded, _ = self._text_of(ids, tokenizer, policy)
+        return decoded.text[: tree.TEXT_BYTES].decode(errors="ignore") if decoded else ""
 
     def read(self, ids: list[str], columns: tuple[str, ...], snapshot: Snapshot) -> pa.Table:
         """Rows at the snapshot's version. The newest is followed, which is faster than opening a version."""

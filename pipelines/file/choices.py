@@ -52,5 +52,5 @@ def chosen(kind: str, name: str) -> Chosen:
 def choices(config: BaseModel) -> list[Chosen]:
     """Everything that a config chooses by name and does not hold itself."""
     settings = [model for model in models(config) if isinstance(model, Settings)]
-    found = [Chosen(type(one).kind, one.type, type(one).implementation) for one in settings]
-    return [*found, *(chosen(kind, name) for _, kind, name in named(config))]
+    chosen_settings = [Chosen(type(setting).kind, setting.type, type(setting).implementation) for setting in settings]
+    return [*chosen_settings, *(chosen(kind, name) for _, kind, name in named(config))]

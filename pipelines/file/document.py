@@ -137,14 +137,14 @@ def read(path: Path, seen: Sequence[Path] = ()) -> Document:
     extends = document.value.get("extends")
     if extends is None:
         return document
-    place = document.place(("extends",))
+    origin = document.place(("extends",))
     if not isinstance(extends, str):
-        raise SpecError([Problem("is the path of a file, or a name in the library", place, ("extends",))])
+        raise SpecError([Problem("is the path of a file, or a name in the library", origin, ("extends",))])
     seen = [*seen, path.resolve()]
     parent_path = find(extends, path.parent)
     if parent_path.resolve() in seen:
         circle = " -> ".join(str(other) for other in [*seen, parent_path.resolve()])
-        raise SpecError([Problem(f"extends itself: {circle}", place, ("extends",))])
+        raise SpecError([Problem(f"extends itself: {circle}", origin, ("extends",))])
     parent = _extended(parent_path, seen)
     value = overlaid({key: item for key, item in parent.value.items() if key != "extends"}, document.value)
     return Document(path, value, parent.places | document.places)
@@ -168,8 +168,8 @@ def _extended(path: Path, seen: Sequence[Path]) -> Document:
         ) from None
     known = {*PipelineSpec.model_fields}
     if foreign := [key for key in document.value if key not in known]:
-        place = document.place((foreign[0],))
-        raise SpecError([Problem(f"has {len(foreign)} keys that no pipeline file has; {more}", place)])
+        origin = document.place((foreign[0],))
+        raise SpecError([Problem(f"has {len(foreign)} keys that no pipeline file has; {more}", origin)])
     return document
 
 
@@ -189,10 +189,12 @@ def with_profile(document: Document, name: str) -> Document:
     for stage, entry in (profile.get("stages") or {}).items() if isinstance(stages, dict) else ():
         if stage not in stages and not (isinstance(entry, dict) and {"uses", "repeat"} & set(entry)):
             hint = did_you_mean(str(stage), stages) or f"; stages: {', '.join(stages)}"
-            place = (*prefix, "stages", stage)
-            raise SpecError([Problem(f"there is no stage {stage!r} to overlay{hint}", document.place(place), place)])
+            stage_key = (*prefix, "stages", stage)
+            raise SpecError(
+                [Problem(f"there is no stage {stage!r} to overlay{hint}", document.place(stage_key), stage_key)]
+            )
     overlay = {key: profile[key] for key in ("seed", "execution", "stages") if profile.get(key) is not None}
-    moved = {key[2:]: place for key, place in document.places.items() if key[:2] == prefix and len(key) > 3}
+    moved = {key[2:]: origin for key, origin in document.places.items() if key[:2] == prefix and len(key) > 3}
     return Document(document.path, overlaid(document.value, overlay), document.places | moved)
 
 
@@ -205,21 +207,21 @@ def with_settings(document: Document, settings: Iterable[str]) -> Document:
     for setting in settings:
         dotted, equals, text = setting.partition("=")
         key: Key = tuple(dotted.strip().split("."))
-        place = Origin(f"--set {dotted.strip()[:200]}" if equals else "--set", None)
+        origin = Origin(f"--set {dotted.strip()[:200]}" if equals else "--set", None)
         if not equals or "" in key or len(key) > yaml_text.MAX_DEPTH:
-            problems.append(Problem("is written as a.b.c=value, e.g. stages.dpo.with.beta=0.3", place))
+            problems.append(Problem("is written as a.b.c=value, e.g. stages.dpo.with.beta=0.3", origin))
             continue
         try:
             parsed = yaml_text.plain(text)
         except YamlError as error:
-            problems.append(Problem(f"the value {error.message}", place))
+            problems.append(Problem(f"the value {error.message}", origin))
             continue
         problem = _leads_nowhere(value, key)
         if problem:
-            problems.append(Problem(problem, place))
+            problems.append(Problem(problem, origin))
             continue
         value = overlaid(value, _nested(key, parsed))
-        places |= {key[:end]: places.get(key[:end], place) for end in range(1, len(key))} | {key: place}
+        places |= {key[:end]: places.get(key[:end], origin) for end in range(1, len(key))} | {key: origin}
     if problems:
         raise SpecError(problems)
     return Document(document.path, value, places)

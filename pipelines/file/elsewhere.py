@@ -65,7 +65,7 @@ def _keys(model: type[BaseModel], value: Any, start: Path, depth: int = 0) -> It
 def _inside(info: FieldInfo, kind: Any) -> list[type[BaseModel]]:
     """The models that a field may hold; those of ``kind`` if it is not None. A class of the user's is not loaded."""
     chosen = [choice.find(kind) for choice in markers(info) if isinstance(choice, OneOf) and kind in choice.ours]
-    models = [found for found in chosen if issubclass(found, BaseModel)]
+    models = [model for model in chosen if issubclass(model, BaseModel)]
     return models or [model for model in models_at(info.annotation, ()) if kind is None or _is_of(model, kind)]
 
 

@@ -69,11 +69,11 @@ class Expanded:
             return
         for name, output in ((text, None), text.rpartition(".")[::2]):
             scoped = self._scoped(name, group, number)
-            found = [scoped] if scoped in self.drafts else self.variants.get(scoped, [])
-            if not found and "*" in name:
-                found = [other for other in fnmatch.filter(self.drafts, name) if other != reader]
-            if found:
-                yield from ((other, output) for other in found)
+            names = [scoped] if scoped in self.drafts else self.variants.get(scoped, [])
+            if not names and "*" in name:
+                names = [other for other in fnmatch.filter(self.drafts, name) if other != reader]
+            if names:
+                yield from ((other, output) for other in names)
                 return
         stage = text if "." not in text else text.partition(".")[0]
         raise LookupError(f"there is no stage {stage!r}" + self._near(stage, group))

@@ -89,13 +89,13 @@ def with_paths(config: Mapping[str, Any], environment: Mapping[str, str]) -> dic
     for field, path in environment.items():
         if field.startswith(PATH_OF):
             *above, last = field.removeprefix(PATH_OF).split(".")
-            place: Any = whole
+            parent: Any = whole
             for part in above:
-                place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
-            if isinstance(place, list):
-                place.insert(int(last), path)
+                parent = parent[int(part)] if isinstance(parent, list) else parent.setdefault(part, {})
+            if isinstance(parent, list):
+                parent.insert(int(last), path)
             else:
-                place[last] = path
+                parent[last] = path
     return whole
 
 

@@ -89,10 +89,10 @@ def resolve(uses: str) -> Stage:
     top = uses.partition(":")[0].partition(".")[0]
     if top == OURS and (shadow := _beside(top)):
         raise LookupError(f"{shadow} has the name of agentrl itself, and is never imported; rename it")
-    found = declared(uses, "stage", is_stage, "@stage(name, version=1)")
-    if not isinstance(found, Stage):
+    imported = declared(uses, "stage", is_stage, "@stage(name, version=1)")
+    if not isinstance(imported, Stage):
         raise LookupError(f"{uses!r} is not a stage; declare the function with @stage(name, version=1)")
-    return found
+    return imported
 
 
 def _beside(package: str) -> Path | None:

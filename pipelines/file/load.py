@@ -94,15 +94,15 @@ class ResolvedPipeline:
 
     def flowing(self, name: str) -> set[Chosen]:
         """What upstream stages chose by name for tasks or trajectories that flow into this stage."""
-        found: set[Chosen] = set()
+        reached: set[Chosen] = set()
         for edges in self.nodes[name].inputs.values():
             for edge in edges:
                 if edge.is_stored:
                     continue
                 before = self.nodes[edge.stage]
                 if before.stage.outputs[edge.output] in (Kind.TASKS, Kind.TRAJECTORIES):
-                    found |= {*before.choices, *self.flowing(edge.stage)}
-        return found
+                    reached |= {*before.choices, *self.flowing(edge.stage)}
+        return reached
 
     def ancestors(self, names: Iterable[str]) -> set[str]:
         """These stages and all that they read from, directly or not."""
@@ -241,7 +241,7 @@ def _packages(loader: _Loader, draft: StageDraft, execution: Execution, config: 
 
 def variables(config: BaseModel) -> list[Key]:
     """Keys of a config that hold ``${NAME}`` though they are no secrets."""
-    found: list[Key] = []
+    names: list[Key] = []
 
     def walk(value: Any, key: Key, secret: bool) -> None:
         if isinstance(value, BaseModel):
@@ -254,10 +254,10 @@ def variables(config: BaseModel) -> list[Key]:
             for number, item in enumerate(value):
                 walk(item, (*key, number), secret)
         elif is_reference(value) and not secret:
-            found.append(key)
+            names.append(key)
 
     walk(config, (), False)
-    return found
+    return names
 
 
 def _inputs(
@@ -278,8 +278,8 @@ def _inputs(
         texts = written[name]
         for text in [texts] if isinstance(texts, str) else texts:
             try:
-                found = expanded.edges(text, draft)
-                known = [one for one in found if one[0] in stages or "/" in one[0]]
+                edges_read = expanded.edges(text, draft)
+                known = [edge for edge in edges_read if edge[0] in stages or "/" in edge[0]]
                 edges += [_edge(other, output, declared.kind, stages) for other, output in known]
             except LookupError as error:
                 loader.problem((*draft.key, "inputs"), str(error.args[0]), (name,))
@@ -296,26 +296,26 @@ def _edge(name: str, output: str | None, kind: Kind, stages: Mapping[str, Stage]
     """Check one edge. Raises LookupError if the output is missing, ambiguous or of another kind. Whether an artifact is
     in the store is seen by the plan."""
     if "/" in name:
-        found = _STORED.fullmatch(name)
-        if found is None:
+        match = _STORED.fullmatch(name)
+        if match is None:
             raise LookupError(
                 f"{name!r} names no artifact: write STAGE/FINGERPRINT, with at least eight digits of the fingerprint, "
                 "as `agentrl status` and `agentrl buffer select` print it"
             )
-        return Edge(found[1], found[2] or "")
+        return Edge(match[1], match[2] or "")
     outputs = stages[name].outputs
     if output is None:
-        fitting = [out for out, found in outputs.items() if found is kind]
+        fitting = [out for out, kind_of in outputs.items() if kind_of is kind]
         if len(fitting) == 1:
             return Edge(name, fitting[0])
-        listed = ", ".join(f"{name}.{out} ({found})" for out, found in outputs.items())
+        listed = ", ".join(f"{name}.{out} ({kind_of})" for out, kind_of in outputs.items())
         what = f"{len(fitting)} outputs of kind {kind}; name one of" if fitting else f"no output of kind {kind}; it has"
         raise LookupError(f"{name!r} has {what}: {listed}")
     if output not in outputs:
         hint = did_you_mean(output, outputs) or f"; it has: {', '.join(outputs)}"
         raise LookupError(f"{name!r} has no output {output!r}{hint}")
     if outputs[output] is not kind:
-        fitting = [f"{name}.{out}" for out, found in outputs.items() if found is kind]
+        fitting = [f"{name}.{out}" for out, kind_of in outputs.items() if kind_of is kind]
         hint = f"; did you mean {fitting[0]!r}?" if fitting else ""
         raise LookupError(f"{name}.{output} is {outputs[output]}, but the input takes {kind}{hint}")
     return Edge(name, output)
@@ -332,8 +332,8 @@ def _scorer(loader: _Loader, node: Node, draft: StageDraft, nodes: Mapping[str, 
             missing = "set with.scorer to one of them" if edges else f"wire inputs.scores to a stage that is {scorer!r}"
             loader.problem((*draft.key, "with"), f"{node.stage.name} reads scores by name: {missing}", ("scorer",))
         return
-    known = [getattr(nodes[one.stage].config, "scorer", "") or one.stage for one in edges if one.stage in nodes]
-    ours = all(one.stage in nodes and nodes[one.stage].stage.name == "trajectories.score" for one in edges)
+    known = [getattr(nodes[edge.stage].config, "scorer", "") or edge.stage for edge in edges if edge.stage in nodes]
+    ours = all(edge.stage in nodes and nodes[edge.stage].stage.name == "trajectories.score" for edge in edges)
     if ours and scorer not in known:
         hint = did_you_mean(scorer, known) or f"; there are: {', '.join(known)}"
         loader.problem((*draft.key, "with"), f"no stage of inputs.scores is the scorer {scorer!r}{hint}", ("scorer",))
@@ -374,12 +374,12 @@ def _in_order(loader: _Loader, nodes: dict[str, Node]) -> dict[str, Node]:
         loader.problem(("stages",), f"stages wait for each other: {circle}")
         raise SpecError(loader.problems) from None
     names = list(nodes)
-    place = {name: number for number, name in enumerate(names)}
+    number_of_name = {name: number for number, name in enumerate(names)}
     ordered: dict[str, Node] = {}
     ready: list[int] = []
     while sorter.is_active():
         for name in sorter.get_ready():
-            heapq.heappush(ready, place[name])
+            heapq.heappush(ready, number_of_name[name])
         name = names[heapq.heappop(ready)]
         ordered[name] = nodes[name]
         sorter.done(name)

@@ -27,8 +27,8 @@ def gpu_bytes(execution: Execution) -> float | None:
         return execution.gpu_gib * GIB
     if execution.pool or execution.launcher in ("hostfile", "ray"):
         return None
-    found = memory_gib()
-    return None if found is None else found * GIB
+    memory = memory_gib()
+    return None if memory is None else memory * GIB
 
 
 def starts_servers(config: Any) -> bool:
@@ -98,8 +98,8 @@ def _heads(model: Any) -> tuple[int, int]:
     if model.path is None:
         return model.size.heads, 1
     try:
-        found = json.loads((Path(model.path).expanduser() / "config.json").read_text())
-        text = found.get("text_config", found)
+        config = json.loads((Path(model.path).expanduser() / "config.json").read_text())
+        text = config.get("text_config", config)
         heads = int(text["num_attention_heads"])
         return heads, int(text.get("num_key_value_heads") or heads)
     except (OSError, ValueError, KeyError, AttributeError):

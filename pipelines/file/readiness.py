@@ -55,24 +55,24 @@ def store_problem(store: str, *, write: bool) -> str | None:
     """Why a store cannot be used; None if it can. A bucket is asked for its list of names once. To ``write``, its
     folder must be writable, and its buffer of this schema."""
     try:
-        found = place(store)
+        storage = place(store)
     except StoreError as error:
         return str(error)
-    if isinstance(found, S3Place):
-        return _bucket_problem(found) or (_table_problem(found) if write else None)
-    path = found.root
+    if isinstance(storage, S3Place):
+        return _bucket_problem(storage) or (_table_problem(storage) if write else None)
+    path = storage.root
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir():
         return f"store {store!r} cannot be used: {there} is a file; give a folder, or one that can be made"
     if write and not os.access(there, os.W_OK | os.X_OK):
         return f"store {store!r} cannot be used: {there} is not writable for this user; give another with --store"
-    return _table_problem(found) if write else None
+    return _table_problem(storage) if write else None
 
 
-def _table_problem(found: LocalPlace | S3Place) -> str | None:
+def _table_problem(storage: LocalPlace | S3Place) -> str | None:
     """Why the buffer takes no rows: an older schema, a newer one, a broken log."""
     try:
-        BufferTable(found).refuse_older()
+        BufferTable(storage).refuse_older()
     except NoBufferError:
         return None
     except StoreError as error:
@@ -80,15 +80,15 @@ def _table_problem(found: LocalPlace | S3Place) -> str | None:
     return None
 
 
-def _bucket_problem(found: S3Place) -> str | None:
+def _bucket_problem(storage: S3Place) -> str | None:
     import obstore
 
     try:
-        found.children("")
+        storage.children("")
     except (obstore.exceptions.BaseError, OSError) as error:
         reason = " ".join(str(error).split("\n\n")[0].split())[:300]
         return (
-            f"store {found.uri!r} cannot be used: {reason}; check the name of the bucket, AWS_ENDPOINT_URL, and "
+            f"store {storage.uri!r} cannot be used: {reason}; check the name of the bucket, AWS_ENDPOINT_URL, and "
             "whether these credentials may list it"
         )
     return None

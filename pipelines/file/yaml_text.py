@@ -91,10 +91,10 @@ def _check_size(text: str) -> None:
             anchor, *size = open_.pop()
             inside = _Size(*size)
         elif isinstance(event, AliasEvent):
-            anchor, found = None, anchors.get(event.anchor, _Size(1, 0))
-            if found is None:
+            anchor, anchored = None, anchors.get(event.anchor, _Size(1, 0))
+            if anchored is None:
                 raise YamlError(f"*{event.anchor} stands inside what it repeats", _line(event))
-            inside = found
+            inside = anchored
         elif isinstance(event, NodeEvent):
             anchor, inside = event.anchor, _Size(1, 0)
         else:
@@ -168,7 +168,7 @@ class _Builder:
     def sources(self, node: Node, key: Key) -> list[MappingNode]:
         """The mappings that ``<<`` merges in. If several have a key, the first one counts."""
         nodes = node.value if isinstance(node, SequenceNode) else [node]
-        mappings = [one for one in nodes if isinstance(one, MappingNode)]
+        mappings = [mapping for mapping in nodes if isinstance(mapping, MappingNode)]
         if len(mappings) < len(nodes):
             self.problem("<< takes a mapping, or a list of mappings, as in <<: *base", node, key)
         return mappings

@@ -166,15 +166,15 @@ class CodeGraph:
             walk.todo.append((Target(start.module, start.name), start.module))
         walk.run()
         reached = Reached(packages=walk.packages, loads=walk.loads)
-        for found, taken in sorted(walk.taken.items()):
-            source = self.source(found)
+        for module, taken in sorted(walk.taken.items()):
+            source = self.source(module)
             if source and taken:
                 digests = "".join(taken[number].digest for number in sorted(taken))
                 reached.code[source.label] = hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
                 reached.code |= self._data(source, taken.values())
                 reached.files[source.file] = source.stamp
                 if self.is_users(source):
-                    reached.modules.append(found)
+                    reached.modules.append(module)
         return reached
 
     def imports(self, source: SourceFile) -> list[Target]:
@@ -218,7 +218,7 @@ class CodeGraph:
         for head, *rest in statement.typed:
             if head in imports:
                 target = self._follow(imports[head], rest) if rest else self._used(imports[head])
-                if (found := self.source(target.module)) and self.is_users(found):
+                if (file := self.source(target.module)) and self.is_users(file):
                     yield target
             if head in source.content.bindings:
                 yield Target(source.name, head)
@@ -251,7 +251,7 @@ class CodeGraph:
         data of it: a checkout has ``pyproject.toml`` there, and versions count by themselves."""
         texts = frozenset().union(*(statement.texts for statement in statements))
         paths = frozenset().union(*(statement.paths for statement in statements))
-        found: dict[str, str] = {}
+        digests: dict[str, str] = {}
         is_ours = source.name.partition(".")[0] == OURS
         for folder in {source.file.parent, source.file.parent.parent} - {
             source.root if is_ours else source.root.parent
@@ -262,8 +262,8 @@ class CodeGraph:
             for file in sorted({file for path in named for file in self._files(path)}):
                 if source.root in file.parents:
                     label = file.relative_to(source.root).as_posix()
-                    found[label] = external_digest(str(file), "file")
-        return found
+                    digests[label] = external_digest(str(file), "file")
+        return digests
 
     def _files(self, path: Path) -> list[Path]:
         """A file, or all files of a folder of data: one with Python in it is code, and a store holds what runs made."""

@@ -171,8 +171,8 @@ def _hashed(value: Any, unhashed: Callable[[Key, tuple[Any, ...], Any], bool], k
             if (item := _hashed(value[name], unhashed, (*key, name), marks)) is not _Left.OUT
         }
     if isinstance(value, list | tuple):
-        found = [_hashed(item, unhashed, (*key, number), marks) for number, item in enumerate(value)]
-        return [item for item in found if item is not _Left.OUT]
+        hashed = [_hashed(item, unhashed, (*key, number), marks) for number, item in enumerate(value)]
+        return [item for item in hashed if item is not _Left.OUT]
     return canonical(value, dotted(key))
 
 
@@ -264,19 +264,19 @@ def _config_classes(config: BaseModel) -> list[Start]:
     """The classes of all models in a config. Their fields do not count, since the config holds their values."""
     classes = {cls for model in models(config) for cls in type(model).__mro__ if issubclass(cls, BaseModel)}
     classes = {cls for cls in classes if cls.__module__.partition(".")[0] != "pydantic"}
-    found = [Start(cls.__module__, cls.__qualname__, frozenset(cls.model_fields)) for cls in classes]
-    return sorted(found, key=lambda start: (start.module, start.name))
+    starts = [Start(cls.__module__, cls.__qualname__, frozenset(cls.model_fields)) for cls in classes]
+    return sorted(starts, key=lambda start: (start.module, start.name))
 
 
 def _externals(config: BaseModel) -> dict[str, str]:
     """Field -> digest of everything outside the store that a config names."""
-    found = {}
+    digests = {}
     for key, marker, name in outside(config):
         try:
-            found[f"{marker.what} {dotted(key)}"] = external_digest(name, marker.what)
+            digests[f"{marker.what} {dotted(key)}"] = external_digest(name, marker.what)
         except LookupError as error:
             raise UnhashableError(dotted(key), str(error.args[0])) from None
-    return found
+    return digests
 
 
 def _counts(package: str, reached: Reached) -> bool:

@@ -93,8 +93,8 @@ def _shape(pipeline: ResolvedPipeline, node: Node) -> tuple[ModelShape, bool] | 
     if config is not None and init == "tiny":
         return _tiny(config.size), True
     for edge in node.inputs.get("model", ()):
-        if edge.stage in pipeline.nodes and (found := _shape(pipeline, pipeline.nodes[edge.stage])):
-            return found[0], True
+        if edge.stage in pipeline.nodes and (shape := _shape(pipeline, pipeline.nodes[edge.stage])):
+            return shape[0], True
     return None
 
 
@@ -120,7 +120,7 @@ def _length(pipeline: ResolvedPipeline, node: Node) -> int | None:
         return int(own)
     names = [edge.stage for name in ("trajectories", "pairs") for edge in node.inputs.get(name, ())]
     before = [pipeline.nodes[name] for name in names if name in pipeline.nodes]
-    lengths = [found for one in before if (found := _length(pipeline, one))]
+    lengths = [length_before for edge in before if (length_before := _length(pipeline, edge))]
     return max(lengths, default=None)
 
 
@@ -186,8 +186,8 @@ class _Stage:
         split = engine.tensor_parallel if self.gpus else 1
         length = engine.context or self.row_length()
         need = memory.serving(self.shape, split, length, item, self.gpu)
-        one = memory.kv_bytes(self.shape, split, length, item)
-        room = int(need.parts["KV cache"] // one)
+        of_sequence = memory.kv_bytes(self.shape, split, length, item)
+        room = int(need.parts["KV cache"] // of_sequence)
         remark = f"cache of {room} rows of {length} tokens"
         gpus = split if self.gpus else 0
         nodes = min(self.nodes, engine.servers)
@@ -204,16 +204,16 @@ class _Stage:
 
     def copies(self, on_ranks: bool) -> dict[str, float]:
         """Models beside the one that is trained, in copies of its weights: see :mod:`agentrl.online.models`."""
-        algorithm, found = getattr(self.config, "algorithm", None), dict[str, float]()
+        algorithm, copies = getattr(self.config, "algorithm", None), dict[str, float]()
         if "iterations" not in type(self.config).model_fields:
-            return found
+            return copies
         if getattr(self.config, "max_staleness", 0) and not on_ranks:
-            found["sampler"] = 1
+            copies["sampler"] = 1
         if getattr(algorithm, "kl", None) and not self.config.optimizer.lora:  # type: ignore[attr-defined]
-            found["reference"] = 1
+            copies["reference"] = 1
         if getattr(algorithm, "needs_critic", False):
-            found["critic"] = 4  # weights, gradients, two moments
-        return found
+            copies["critic"] = 4  # weights, gradients, two moments
+        return copies
 
     def tokens(self) -> int:
         return max(self.config.optimizer.micro_tokens, self.length or 0)  # type: ignore[attr-defined]
@@ -297,35 +297,35 @@ class _Stage:
                 "the stage's own process holds the whole model: take a smaller one, or engine: {type: vllm} to sample"
             )
         plan, extra = self.plan(), row.need.total - memory.training(self.shape, self.plan()).total
-        ways, said = list(self._ways(plan)), list[str]()
+        ways, remedies = list(self._ways(plan)), list[str]()
         for text, change in ways:  # one change alone, then several
             if memory.training(self.shape, change(plan)).total + extra <= self.gpu:
                 return f"it fits with {text}"
         for text, change in ways:
             plan = change(plan)
-            said.append(text)
+            remedies.append(text)
             if memory.training(self.shape, plan).total + extra <= self.gpu:
-                return f"it fits with {', '.join(said)}"
+                return f"it fits with {', '.join(remedies)}"
         return "take a smaller model"
 
     def _ways(self, plan: TrainingPlan) -> Iterator[tuple[str, Callable[[TrainingPlan], TrainingPlan]]]:
         if not plan.checkpointing:
-            yield "optimizer.gradient_checkpointing: true", lambda one: replace(one, checkpointing=True)
+            yield "optimizer.gradient_checkpointing: true", lambda changed: replace(changed, checkpointing=True)
         if plan.tokens > SHORT_PASS >= (self.length or 0):
-            yield f"optimizer.micro_tokens: {SHORT_PASS}", lambda one: replace(one, tokens=SHORT_PASS)
+            yield f"optimizer.micro_tokens: {SHORT_PASS}", lambda changed: replace(changed, tokens=SHORT_PASS)
         most = max(1, self.gpus) * self.nodes
         if "deepspeed" in type(self.config).model_fields and (plan.zero < 3 or plan.ranks < most):
-            yield "deepspeed: {zero: 3}", lambda one: replace(one, zero=3, ranks=most)
+            yield "deepspeed: {zero: 3}", lambda changed: replace(changed, zero=3, ranks=most)
         longest = plan.tokens
         for share in (2, 4, 8) if plan.ranks > 1 and longest == self.tokens() else ():
             if self.ranks(self.config.deepspeed) % share == 0 and self.shape.splits(share):  # type: ignore[attr-defined]
                 tokens = _share(longest, share)
-                yield f"deepspeed.sequence_parallel: {share}", lambda one, n=tokens: replace(one, tokens=n)  # type: ignore[misc]
+                yield f"deepspeed.sequence_parallel: {share}", lambda changed, n=tokens: replace(changed, tokens=n)  # type: ignore[misc]
         if not plan.lora_rank:
-            yield "optimizer.lora: {rank: 16}", lambda one: replace(one, lora_rank=16)
+            yield "optimizer.lora: {rank: 16}", lambda changed: replace(changed, lora_rank=16)
         if "deepspeed" in type(self.config).model_fields:
             for more in (2, 4, 8, 16):
-                yield f"execution.nodes: {self.nodes * more}", lambda one, n=most * more: replace(one, ranks=n)  # type: ignore[misc]
+                yield f"execution.nodes: {self.nodes * more}", lambda changed, n=most * more: replace(changed, ranks=n)  # type: ignore[misc]
 
     def _beyond_machine(self, rows: list[Placed]) -> Iterator[str]:
         """On a machine without GPUs all lies in its own memory."""

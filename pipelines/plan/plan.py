@@ -213,15 +213,15 @@ def _stored(edge: Edge, name: str, kind: Kind, catalog: Catalog) -> InputRecord:
     """An output of an artifact that the store has. Raises LookupError if it has none of this kind."""
     stage, _, beginning = edge.stage.partition("/")
     every = catalog.manifests(stage)
-    found = [one for one in every if one.fingerprint.startswith(beginning)]
-    if len(found) != 1:
-        known = ", ".join(one.fingerprint[:12] for one in found or every[:5])
-        what = "is the beginning of several" if found else "is not in the store"
+    matches = [manifest for manifest in every if manifest.fingerprint.startswith(beginning)]
+    if len(matches) != 1:
+        known = ", ".join(match.fingerprint[:12] for match in matches or every[:5])
+        what = "is the beginning of several" if matches else "is not in the store"
         raise LookupError(f"{name}: artifact {edge.stage} {what}; fingerprints of {stage}: {known or 'none'}")
-    [manifest] = found
-    fitting = [one for one, output in manifest.outputs.items() if output.kind is kind and edge.output in ("", one)]
+    [manifest] = matches
+    fitting = [name for name, output in manifest.outputs.items() if output.kind is kind and edge.output in ("", name)]
     if len(fitting) != 1:
-        listed = ", ".join(f"{edge.stage}.{one} ({output.kind})" for one, output in manifest.outputs.items())
+        listed = ", ".join(f"{edge.stage}.{name} ({output.kind})" for name, output in manifest.outputs.items())
         raise LookupError(f"{name}: the input takes one output of kind {kind}, not {edge}; the artifact has: {listed}")
     digest = manifest.outputs[fitting[0]].digest
     return InputRecord(stage=stage, output=fitting[0], fingerprint=manifest.fingerprint, digest=digest)
@@ -295,13 +295,13 @@ def _reasons(step: PlannedStage, changing: list[PlannedStage], catalog: Catalog)
     """Why a stage is not known to be cached: what differs from the newest artifact that this pipeline made. If the only
     difference is that inputs are made again, the step may be re-used."""
     pipeline = step.ingredients.pipeline
-    earlier = [one for one in catalog.manifests(step.name) if one.ingredients.pipeline == pipeline]
+    earlier = [manifest for manifest in catalog.manifests(step.name) if manifest.ingredients.pipeline == pipeline]
     if not earlier:
         return ["never ran"]
     again = [
         f"input {other.name} is {'made again' if other.status is Status.RUN else 'out of date'}" for other in changing
     ]
-    unlike = [differences(one.ingredients, step.ingredients) for one in earlier]
+    unlike = [differences(manifest.ingredients, step.ingredients) for manifest in earlier]
     if again and not step.forced and [] in unlike:
         step.may_be_reused = True
         return [*again, "may be re-used if their content is equal"]
@@ -312,33 +312,33 @@ def differences(old: Ingredients, new: Ingredients) -> list[str]:
     """What differs between two sets of ingredients, one line for each. Content that is not made yet does not count."""
     if old.scheme != new.scheme:
         return [f"fingerprint scheme {old.scheme} -> {new.scheme}"]
-    found = []
+    changes = []
     if old.uses != new.uses:
-        found.append(f"uses {old.uses} -> {new.uses}")
+        changes.append(f"uses {old.uses} -> {new.uses}")
     elif old.uses_version != new.uses_version:
-        found.append(f"version of {new.uses} {old.uses_version} -> {new.uses_version}")
-    found += [f"config {line}" for line in _changes(_flat(old.config), _flat(new.config))]
+        changes.append(f"version of {new.uses} {old.uses_version} -> {new.uses_version}")
+    changes += [f"config {line}" for line in _changes(_flat(old.config), _flat(new.config))]
     if old.seed != new.seed:
-        found.append(f"seed {old.seed} -> {new.seed}")
-    found += _input_changes(old, new)
-    found += [f"{line} changed" for line in _keys(old.externals, new.externals)]
-    found += [f"version of {line}" for line in _changes(old.choices, new.choices)]
-    found += [f"code {line}" for line in _keys(old.code, new.code, " changed", " added", " no longer used")]
-    found += [f"package {line}" for line in _changes(old.packages, new.packages)]
-    return found
+        changes.append(f"seed {old.seed} -> {new.seed}")
+    changes += _input_changes(old, new)
+    changes += [f"{line} changed" for line in _keys(old.externals, new.externals)]
+    changes += [f"version of {line}" for line in _changes(old.choices, new.choices)]
+    changes += [f"code {line}" for line in _keys(old.code, new.code, " changed", " added", " no longer used")]
+    changes += [f"package {line}" for line in _changes(old.packages, new.packages)]
+    return changes
 
 
 def _input_changes(old: Ingredients, new: Ingredients) -> list[str]:
-    found = []
+    changes = []
     for name in sorted(old.inputs.keys() | new.inputs.keys()):
         before, after = old.inputs.get(name, []), new.inputs.get(name, [])
         edges_before, edges_after = ([f"{i.stage}.{i.output}" for i in records] for records in (before, after))
         if edges_before != edges_after:
-            found.append(f"input {name} {', '.join(edges_before) or 'none'} -> {', '.join(edges_after) or 'none'}")
+            changes.append(f"input {name} {', '.join(edges_before) or 'none'} -> {', '.join(edges_after) or 'none'}")
             continue
         pairs = zip(before, after, strict=True)
-        found += [f"input {new_.stage} changed" for old_, new_ in pairs if old_.digest != new_.digest and new_.digest]
-    return list(dict.fromkeys(found))
+        changes += [f"input {new_.stage} changed" for old_, new_ in pairs if old_.digest != new_.digest and new_.digest]
+    return list(dict.fromkeys(changes))
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

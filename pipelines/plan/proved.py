@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from agentrl.pipelines.plan.plan import Plan
 
 
-def proved(place: str, dialect: str | None = None) -> "Trial":
+def proved(path: str, dialect: str | None = None) -> "Trial":
     """What becomes of conversations in the dialect of a model's tokenizer, in a folder or of a name on the Hugging Face
     hub; in ``dialect``, if one is chosen. Raises ValueError if no dialect fits, and OSError if there is no tokenizer.
     """
     from agentrl.chat.dialects import KEY, prove
     from agentrl.models.policy import load_tokenizer
 
-    tokenizer = load_tokenizer(place)
+    tokenizer = load_tokenizer(path)
     if dialect:
         tokenizer.init_kwargs[KEY] = dialect
     return prove(tokenizer)
@@ -60,15 +60,15 @@ def unspeakable(pipeline: ResolvedPipeline, to_run: list[Node]) -> Iterator[Prob
 def cannot_know(plan: "Plan") -> list[str]:
     """What no plan finds, and only a run can: dialects of models that are no folders here, and what the workers of a
     pool have. Of the stages that would run."""
-    found = []
+    unknowns = []
     for step in plan.to_run:
         path = getattr(getattr(step.node.config, "model", None), "path", None)
         if path and not Path(path).expanduser().is_dir():
             what = f"whether the dialect of {path} does what its tasks need"
-            found.append(f"stage {step.name}: {what}; see `agentrl dialect {path}`")
+            unknowns.append(f"stage {step.name}: {what}; see `agentrl dialect {path}`")
         if pool := step.node.execution.pool:
-            found.append(f"stage {step.name}: packages, variables and GPUs of the workers of pool {pool}")
-    return found
+            unknowns.append(f"stage {step.name}: packages, variables and GPUs of the workers of pool {pool}")
+    return unknowns
 
 
 def _stamp(folder: Path) -> tuple[float, ...]:

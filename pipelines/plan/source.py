@@ -153,7 +153,7 @@ def _described(node: ast.stmt, package: str) -> Statement:
     imports: dict[str, Target] = {}
     texts: set[str] = set()
     paths: set[str] = set()
-    said = {id(part) for child in ast.walk(node) for message in _messages(child) for part in ast.walk(message)}
+    in_messages = {id(part) for child in ast.walk(node) for message in _messages(child) for part in ast.walk(message)}
     for child in _uses(node):
         if isinstance(child, ast.Attribute):
             if chain := _chain(child):
@@ -161,16 +161,16 @@ def _described(node: ast.stmt, package: str) -> Statement:
         elif isinstance(child, ast.Name):
             names.add(child.id)
         elif isinstance(child, ast.Constant) and isinstance(child.value, str):
-            if _FILE_NAME.fullmatch(child.value) and id(child) not in said:
+            if _FILE_NAME.fullmatch(child.value) and id(child) not in in_messages:
                 texts.add(child.value)
         elif isinstance(child, ast.Import | ast.ImportFrom):
             imports |= _imported(child, package)
         elif isinstance(child, ast.BinOp) and isinstance(child.op, ast.Div):
-            paths |= _joined(_divided(child)) if id(child) not in said else set()
+            paths |= _joined(_divided(child)) if id(child) not in in_messages else set()
         elif isinstance(child, ast.Call):
             called = child.func.attr if isinstance(child.func, ast.Attribute) else getattr(child.func, "id", "")
             if called in _PATH_CALLS:
-                paths |= _joined(child.args) if id(child) not in said else set()
+                paths |= _joined(child.args) if id(child) not in in_messages else set()
             elif called in _IMPORT_CALLS and child.args and (module := _text(child.args[0])):
                 imports[f"import {module}"] = Target(module, None)
                 imports[f"import {module} *"] = Target(module, "*")
@@ -183,12 +183,12 @@ def _imported(node: ast.Import | ast.ImportFrom, package: str) -> dict[str, Targ
     if isinstance(node, ast.ImportFrom):
         base = _absolute(node, package)
         return {alias.asname or alias.name: Target(base, alias.name) for alias in node.names}
-    found = {}
+    targets = {}
     for alias in node.names:
         bound = alias.asname or alias.name.partition(".")[0]
-        found[bound] = Target(alias.name if alias.asname else bound, None)
-        found[f"import {alias.name}"] = Target(alias.name, None)
-    return found
+        targets[bound] = Target(alias.name if alias.asname else bound, None)
+        targets[f"import {alias.name}"] = Target(alias.name, None)
+    return targets
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
@@ -329,7 +329,7 @@ def _type_below(node: ast.AST, in_class: bool) -> ast.AST | None:
 
 def _typed(node: ast.stmt) -> frozenset[tuple[str, ...]]:
     """See :attr:`Statement.typed`."""
-    found: set[tuple[str, ...]] = set()
+    chains: set[tuple[str, ...]] = set()
     for child in ast.walk(node):
         here: list[ast.expr | None] = []
         if isinstance(child, ast.arg | ast.AnnAssign):
@@ -343,10 +343,10 @@ def _typed(node: ast.stmt) -> frozenset[tuple[str, ...]]:
         for expression in filter(None, here):
             for part in _uses(_unquoted(expression)):
                 if isinstance(part, ast.Name):
-                    found.add((part.id,))
+                    chains.add((part.id,))
                 elif isinstance(part, ast.Attribute) and (chain := _chain(part)):
-                    found.add(chain)
-    return frozenset(found)
+                    chains.add(chain)
+    return frozenset(chains)
 
 
 def _typed_argument(node: ast.AST) -> ast.expr | None:

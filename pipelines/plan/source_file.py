@@ -53,10 +53,10 @@ class SourceFile:
 def stamp_of(file: Path) -> tuple[int, int]:
     """Time of change and size of a file; two zeros if there is none."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def _package(name: str, file: Path) -> str:
@@ -70,8 +70,8 @@ def _remembered(file: Path, package: str) -> ModuleSource:
     with suppress(OSError):
         kept = memory.read_bytes()
         if kept[:16] == digest and kept[16:32] == _digest(kept[32:]):
-            found: ModuleSource = pickle.loads(kept[32:])
-            return found
+            module: ModuleSource = pickle.loads(kept[32:])
+            return module
     try:
         source = ModuleSource.read(code, package)
     except (SyntaxError, ValueError) as error:

@@ -100,7 +100,7 @@ class Comparison:
         return [(arm, arm.minus(self.arms[0])) for arm in self.arms[1:]]
 
     def _repr_html_(self) -> str:
-        told = self.to_json()
+        content = self.to_json()
         columns = [*(self.keys or ["policy"]), "tasks", "success", "95 % interval"]
         rows = [
             {
@@ -109,16 +109,16 @@ class Comparison:
                 "success": f"{arm['success']['mean']:.3f}",
                 "95 % interval": f"{arm['success']['low']:.3f} to {arm['success']['high']:.3f}",
             }
-            for arm in told["arms"]
+            for arm in content["arms"]
         ]
         frame = displays.Frame()
         frame.add(displays.table(rows, columns))
-        for one in told["differences"]:
-            lists = {name: one[f"tasks_{name}"] for name in ("gained", "lost")}
+        for contrast in content["differences"]:
+            lists = {name: contrast[f"tasks_{name}"] for name in ("gained", "lost")}
             names = [
                 f"{name}: {', '.join(tasks[:20])}{' …' if len(tasks) > 20 else ''}" for name, tasks in lists.items()
             ]
-            frame.block([("font-weight:600", one["verdict"]), ("", "".join(f"\n{line}" for line in names))], "")
+            frame.block([("font-weight:600", contrast["verdict"]), ("", "".join(f"\n{line}" for line in names))], "")
         return frame.done()
 
     def to_json(self) -> dict[str, Any]:
@@ -141,13 +141,13 @@ class Comparison:
                 {
                     "arm": arm.name,
                     "than": self.arms[0].name,
-                    **vars(one),
-                    "verdict": verdict(arm, self.arms[0], one),
+                    **vars(contrast),
+                    "verdict": verdict(arm, self.arms[0], contrast),
                     "passes": [vars(passed) for passed in pass_differences(arm, self.arms[0])],
                     "tasks_gained": _changed(arm, self.arms[0], gained=True),
                     "tasks_lost": _changed(arm, self.arms[0], gained=False),
                 }
-                for arm, one in self.differences()
+                for arm, contrast in self.differences()
             ],
         }
 
@@ -161,20 +161,22 @@ def _changed(arm: Arm, than: Arm, *, gained: bool) -> list[str]:
     ]
 
 
-def verdict(arm: Arm, than: Arm, found: Difference) -> str:
+def verdict(arm: Arm, than: Arm, contrast: Difference) -> str:
     """What a difference says, in words."""
-    points = f"{found.mean * 100:+.1f} points (95 % interval {found.low * 100:+.1f} to {found.high * 100:+.1f})"
-    tasks = f"{found.gained} of {found.tasks} tasks gained, {found.lost} lost"
-    tasks += "" if found.p is None else f", McNemar p = {found.p:.2g}"
-    unshared = f"; {found.unshared} tasks that only one of both attempted are left out" if found.unshared else ""
-    if found.shown:
-        word = "better" if found.mean > 0 else "worse"
+    points = (
+        f"{contrast.mean * 100:+.1f} points (95 % interval {contrast.low * 100:+.1f} to {contrast.high * 100:+.1f})"
+    )
+    tasks = f"{contrast.gained} of {contrast.tasks} tasks gained, {contrast.lost} lost"
+    tasks += "" if contrast.p is None else f", McNemar p = {contrast.p:.2g}"
+    unshared = f"; {contrast.unshared} tasks that only one of both attempted are left out" if contrast.unshared else ""
+    if contrast.shown:
+        word = "better" if contrast.mean > 0 else "worse"
         return f"{arm.name} is {word} than {than.name}: {points}, {tasks}{unshared}"
-    if found.low > 0 or found.high < 0:
-        few = f"{found.gained + found.lost} tasks that changed are too few to say"
+    if contrast.low > 0 or contrast.high < 0:
+        few = f"{contrast.gained + contrast.lost} tasks that changed are too few to say"
         return f"no difference shown between {arm.name} and {than.name}: {points}, {tasks}{unshared}; {few}"
-    unseen = 1 - 0.05 ** (1 / found.tasks)  # the largest share of tasks that may change, though none of these did
-    wide = max(abs(found.low), abs(found.high), unseen if not found.gained + found.lost else 0) * 100
+    unseen = 1 - 0.05 ** (1 / contrast.tasks)  # the largest share of tasks that may change, though none of these did
+    wide = max(abs(contrast.low), abs(contrast.high), unseen if not contrast.gained + contrast.lost else 0) * 100
     return (
         f"no difference shown between {arm.name} and {than.name}: {points}, {tasks}{unshared}; "
         f"this comparison cannot see differences of less than about {wide:.1f} points"
@@ -187,30 +189,32 @@ def regressions(catalog: Catalog, evaluations: Iterable[Manifest]) -> list[str]:
     same tasks. Stages without ``results``, such as retries with a hint, are no evaluations, and are passed over."""
     buffer = TrajectoryBuffer(catalog.place.uri)
     by_model = {}
-    for one in evaluations:
-        inputs = one.ingredients.inputs
-        measured = "results" in one.outputs and _has_outcomes(one)
+    for evaluation in evaluations:
+        inputs = evaluation.ingredients.inputs
+        measured = "results" in evaluation.outputs and _has_outcomes(evaluation)
         if measured and len(inputs.get("model", [])) == 1 and inputs.get("tasks"):
             [model] = inputs["model"]
-            by_model[model.stage, model.fingerprint, inputs["tasks"][0].digest] = one
-    said = []
-    for (stage, fingerprint, tasks), one in by_model.items():
+            by_model[model.stage, model.fingerprint, inputs["tasks"][0].digest] = evaluation
+    warnings_found = []
+    for (stage, fingerprint, tasks), evaluation in by_model.items():
         trained = catalog.manifest(stage, fingerprint)
         for parent in trained.ingredients.inputs.get("model", []) if trained else []:
             before = by_model.get((parent.stage, parent.fingerprint, tasks))
             if before is not None:
-                said += _worse(
-                    stage, parent.stage, *(measure(catalog, _attempts(catalog, buffer, m)) for m in (one, before))
+                warnings_found += _worse(
+                    stage,
+                    parent.stage,
+                    *(measure(catalog, _attempts(catalog, buffer, m)) for m in (evaluation, before)),
                 )
-    return said
+    return warnings_found
 
 
 def _worse(stage: str, parent: str, after: Measured, before: Measured) -> list[str]:
-    found = difference([before.outcomes], [after.outcomes])
-    if found.mean >= 0 or not found.shown:
+    change = difference([before.outcomes], [after.outcomes])
+    if change.mean >= 0 or not change.shown:
         return []
-    points = f"{found.mean * 100:+.1f} points (95 % interval {found.low * 100:+.1f} to {found.high * 100:+.1f})"
-    tasks = f"{found.lost} of {found.tasks} tasks lost, {found.gained} gained"
+    points = f"{change.mean * 100:+.1f} points (95 % interval {change.low * 100:+.1f} to {change.high * 100:+.1f})"
+    tasks = f"{change.lost} of {change.tasks} tasks lost, {change.gained} gained"
     return [f"{stage} made the policy worse than {parent}, which it trained: {points}, {tasks}"]
 
 
@@ -232,8 +236,8 @@ def compared(measured: Sequence[Measured]) -> Comparison:
     keys = [key for key in varied if not _is_seed(key)]
     seeds = [key for key in varied if _is_seed(key)]
     groups: dict[str, list[int]] = {}
-    for number, one in enumerate(measured):
-        same = [str(varied[key][number]) for key in keys] if _alike(measured) else [one.label]
+    for number, run in enumerate(measured):
+        same = [str(varied[key][number]) for key in keys] if _alike(measured) else [run.label]
         groups.setdefault("\0".join(same), []).append(number)
     arms = []
     for numbers in groups.values():
@@ -247,8 +251,8 @@ def compared(measured: Sequence[Measured]) -> Comparison:
 def sweeps(measured: Sequence[Measured]) -> list[Comparison]:
     """A comparison for each set of two artifacts or more that are made in the same way."""
     groups: dict[Any, list[Measured]] = {}
-    for one in measured:
-        groups.setdefault(_shape(one), []).append(one)
+    for run in measured:
+        groups.setdefault(_shape(run), []).append(run)
     return [compared(group) for group in groups.values() if len(group) > 1]
 
 
@@ -261,18 +265,18 @@ def _measured(catalog: Catalog, name: str) -> list[Manifest]:
     if "*" in name and not copies:
         raise LookupError(f"no stage is called like {name!r}{did_you_mean(name.replace('*', ''), stages)}")
     if copies:
-        found = [one for copy in copies for one in catalog.manifests(copy)[:1]]
-        return [one for one in found if _has_outcomes(one)] or _refuse(name, found[0])
+        manifests = [manifest for copy in copies for manifest in catalog.manifests(copy)[:1]]
+        return [manifest for manifest in manifests if _has_outcomes(manifest)] or _refuse(name, manifests[0])
     manifest = find_artifact(catalog, name)
     if _has_outcomes(manifest):
         return [manifest]
     readers = [
-        one
-        for one in catalog.all()
-        if one.ingredients.uses == "evaluate.policy"
-        and any(_same(record, manifest) for record in one.ingredients.inputs.get("model", []))
+        reader
+        for reader in catalog.all()
+        if reader.ingredients.uses == "evaluate.policy"
+        and any(_same(record, manifest) for record in reader.ingredients.inputs.get("model", []))
     ]
-    return sorted(readers, key=lambda one: one.created_at)[-1:] or _refuse(name, manifest)
+    return sorted(readers, key=lambda manifest: manifest.created_at)[-1:] or _refuse(name, manifest)
 
 
 def _same(record: InputRecord, manifest: Manifest) -> bool:
@@ -291,7 +295,7 @@ def _has_outcomes(manifest: Manifest) -> bool:
 
 
 def _attempts(catalog: Catalog, buffer: TrajectoryBuffer, manifest: Manifest) -> Trajectories:
-    output = next(name for name, one in manifest.outputs.items() if one.kind is Kind.TRAJECTORIES)
+    output = next(name for name, output in manifest.outputs.items() if output.kind is Kind.TRAJECTORIES)
     record = InputRecord(stage=manifest.ingredients.stage, output=output, fingerprint=manifest.fingerprint)
     handle = open_output(record, catalog, buffer)
     assert isinstance(handle, Trajectories)
@@ -307,39 +311,39 @@ def measure(catalog: Catalog, handle: Trajectories, *, greedy: bool = False) -> 
     rows = handle.table(["env", "task_id", "prompt", "success", "tags", "segment"]).to_pylist()
     rows = [row for row in rows if not row["segment"] and CONTROL not in row["tags"]]
     rows = [row for row in rows if ("greedy" in row["tags"]) == greedy]
-    found: dict[Task, list[bool]] = {}
+    by_task: dict[Task, list[bool]] = {}
     for row in rows:
         if row["success"] is not None:
-            found.setdefault((row["env"], row["task_id"], row["prompt"]), []).append(row["success"])
+            by_task.setdefault((row["env"], row["task_id"], row["prompt"]), []).append(row["success"])
     root = lineage(catalog, handle.stage, handle.fingerprint)
     if root.manifest is None:
         raise LookupError(f"artifact {root.label} is gone; run stage {handle.stage} again")
-    if not found:
+    if not by_task:
         what = "greedy rows" if greedy else "rows sampled at a temperature"
         raise LookupError(f"{root.label} has no {what} with an outcome")
     unscored = sum(row["success"] is None for row in rows)
-    outcomes = {task: sum(each) / len(each) for task, each in found.items()}
-    models = [one.stage for one in root.manifest.ingredients.inputs.get("model", [])]
-    counts = {task: (len(each), sum(each)) for task, each in found.items()}
+    outcomes = {task: sum(each) / len(each) for task, each in by_task.items()}
+    models = [record.stage for record in root.manifest.ingredients.inputs.get("model", [])]
+    counts = {task: (len(each), sum(each)) for task, each in by_task.items()}
     return Measured(root.manifest, (models or [handle.stage])[0], outcomes, _settings(root), unscored, counts)
 
 
 def _settings(root: Lineage) -> dict[Place, Any]:
     """Config, seed, code and outside content of an artifact and of all below it, each artifact at its first place."""
-    found: dict[Place, Any] = {}
+    settings: dict[Place, Any] = {}
     seen = {root.key}
     todo: list[tuple[Place, Lineage]] = [((), root)]
     while todo:
-        place, node = todo.pop(0)
+        at, node = todo.pop(0)
         if node.manifest:
-            found |= {(*place, key): value for key, value in _own_settings(node.manifest).items()}
+            settings |= {(*at, key): value for key, value in _own_settings(node.manifest).items()}
         counts: dict[str, int] = {}
         for name, below in node.inputs:
             number = counts[name] = counts.get(name, -1) + 1
             if below.key not in seen:
                 seen.add(below.key)
-                todo.append(((*place, f"{name}[{number}]" if number else name), below))
-    return found
+                todo.append(((*at, f"{name}[{number}]" if number else name), below))
+    return settings
 
 
 def _own_settings(manifest: Manifest) -> dict[str, Any]:
@@ -354,18 +358,18 @@ def flat_config(value: Any, key: str = "") -> dict[str, Any]:
     """A config as dotted keys and plain values; a list is one value."""
     if isinstance(value, dict) and value:
         inner = (flat_config(item, f"{key}.{name}" if key else name) for name, item in value.items())
-        return {name: one for part in inner for name, one in part.items()}
+        return {name: leaf for part in inner for name, leaf in part.items()}
     return {key: value} if key else {}
 
 
 def _alike(measured: Sequence[Measured]) -> bool:
     """Whether all are made by the same stages in the same places, so that their settings can be compared."""
-    return len({_shape(one) for one in measured}) == 1
+    return len({_shape(run) for run in measured}) == 1
 
 
 def _shape(measured: Measured) -> frozenset[tuple[Place, Any]]:
     """Which stages it is made by."""
-    return frozenset((place, value) for place, value in measured.settings.items() if place[-1] == "uses")
+    return frozenset((key, value) for key, value in measured.settings.items() if key[-1] == "uses")
 
 
 def _is_seed(key: str) -> bool:
@@ -377,15 +381,15 @@ def _varied(measured: Sequence[Measured]) -> dict[str, list[Any]]:
     ways. A key is as short as it can be: ``beta``, or ``model.beta`` if another stage varies its ``beta`` too."""
     if not _alike(measured):
         return {}
-    places = dict.fromkeys(place for one in measured for place in one.settings)
-    found = {place: [one.settings.get(place) for one in measured] for place in places}
-    found = {place: values for place, values in found.items() if len(set(map(repr, values))) > 1}
-    return {_short(place, found): values for place, values in found.items()}
+    places = dict.fromkeys(key for run in measured for key in run.settings)
+    by_key = {key: [run.settings.get(key) for run in measured] for key in places}
+    by_key = {key: values for key, values in by_key.items() if len(set(map(repr, values))) > 1}
+    return {_short(key, by_key): values for key, values in by_key.items()}
 
 
-def _short(place: Place, among: Iterable[Place]) -> str:
-    others = [other for other in among if other != place]
-    *path, key = place
+def _short(setting: Place, among: Iterable[Place]) -> str:
+    others = [other for other in among if other != setting]
+    *path, key = setting
     for name in (key.rpartition(".")[2], key):
         if not any(other[-1] == key or other[-1].rpartition(".")[2] == name for other in others):
             return name

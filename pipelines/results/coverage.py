@@ -16,8 +16,8 @@ def covered(catalog: Catalog, manifest: Manifest) -> list[list[str]]:
     if record is None or not manifest.ingredients.uses.startswith("train."):
         return []
     ages = coverage.by_age(pq.read_table(catalog.local(manifest, record.path)))
-    lines = [[str(value) for value in one.values()] for one in ages]
+    lines = [[str(value) for value in age.values()] for age in ages]
     if len(ages) > 1:
         names = list(ages[0])[1:]
-        lines.append(["all", *(str(sum(one[name] for one in ages)) for name in names)])
+        lines.append(["all", *(str(sum(age[name] for age in ages)) for name in names)])
     return lines

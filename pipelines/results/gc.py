@@ -58,14 +58,14 @@ def find_garbage(catalog: Catalog, keep_runs: int) -> Garbage:
     keep = _needed(catalog, kept, manifests)
     garbage = Garbage(damaged=catalog.damaged(), at_work=bool(at_work))
     dead = [] if garbage.damaged else [catalog.manifest(*name) for name in manifests if name not in keep]
-    garbage.artifacts = [one for one in dead if one is not None]
+    garbage.artifacts = [artifact for artifact in dead if artifact is not None]
     garbage.kept = len(manifests) - len(garbage.artifacts)
     garbage.attempts = list(leftovers.unnamed_attempts(catalog, garbage.at_work, surveyed.unsettled))
     garbage.folders = leftovers.leftovers(catalog.place, surveyed.unsettled)
     if not garbage.damaged:
         garbage.folders += _old_scratch(catalog, keep)
         named = {run["run_id"] for run in kept}
-        garbage.live = [one for one in catalog.place.children("runs")[0] if one not in named]
+        garbage.live = [run_id for run_id in catalog.place.children("runs")[0] if run_id not in named]
     if not at_work:
         garbage.folders += leftovers.old_downloads(catalog.place, manifests)
     return garbage
@@ -76,14 +76,16 @@ def _needed(catalog: Catalog, runs: Iterable[Run], manifests: Mapping[Artifact, 
     todo: list[Artifact] = list(catalog.tags().values())
     todo += [name for name, manifest in manifests.items() if manifest.run_id == BY_COMMAND]
     # a stage has no fingerprint yet if the run ended before its inputs were made
-    todo += [(name, one["fingerprint"]) for run in runs for name, one in run["stages"].items() if one["fingerprint"]]
-    found: set[Artifact] = set()
+    todo += [
+        (name, stage["fingerprint"]) for run in runs for name, stage in run["stages"].items() if stage["fingerprint"]
+    ]
+    needed: set[Artifact] = set()
     while todo:
         name = todo.pop()
-        if name not in found:
-            found.add(name)
+        if name not in needed:
+            needed.add(name)
             todo += manifests[name].inputs if name in manifests else ()
-    return found
+    return needed
 
 
 def _old_scratch(catalog: Catalog, keep: set[Artifact]) -> Iterable[Path]:
@@ -108,8 +110,8 @@ def collect(catalog: Catalog, keep_runs: int) -> Garbage:
     A run records what it needs under a lock. The same lock is held here, from the decision what is needed until the
     rest has lost its manifests.
     """
-    place = catalog.place
-    dead = owners.dead(place.working_folder())
+    storage = catalog.place
+    dead = owners.dead(storage.working_folder())
     with catalog.lock_garbage():
         garbage = find_garbage(catalog, keep_runs)
         if garbage.damaged:
@@ -132,9 +134,9 @@ def collect(catalog: Catalog, keep_runs: int) -> Garbage:
         for key in garbage.attempts:
             catalog.remove_attempt(key)
         for run_id in garbage.live:
-            place.delete(f"runs/{run_id}")
-        tidy(place)
+            storage.delete(f"runs/{run_id}")
+        tidy(storage)
     leftovers.remove(garbage.folders)
     if not garbage.at_work and not garbage.damaged:  # otherwise something of a dead owner may be left
-        owners.forget(place.working_folder(), dead - {mark.owner for mark in marks(place)})
+        owners.forget(storage.working_folder(), dead - {mark.owner for mark in marks(storage)})
     return garbage

@@ -46,15 +46,15 @@ class TrainedOn:
 def learned_by(catalog: Catalog, trajectory_id: str) -> list[TrainedOn]:
     """All training artifacts of the store that learned from a row, the newest first. Each one's ids are looked
     through."""
-    found = []
+    trained_on = []
     for manifest in catalog.all():
         if not manifest.ingredients.uses.startswith("train."):
             continue
         pairs = _pairs_of(catalog, manifest, trajectory_id)
         steps = _steps_of(catalog, manifest, pairs or [trajectory_id])
         if steps:
-            found.append((manifest, pairs, steps))
-    found.sort(key=lambda one: one[0].created_at, reverse=True)
+            trained_on.append((manifest, pairs, steps))
+    trained_on.sort(key=lambda manifest_and_use: manifest_and_use[0].created_at, reverse=True)
     return [
         TrainedOn(
             stage=manifest.ingredients.stage,
@@ -69,7 +69,7 @@ def learned_by(catalog: Catalog, trajectory_id: str) -> list[TrainedOn]:
                 if output.kind is Kind.MODEL
             ],
         )
-        for manifest, pairs, steps in found
+        for manifest, pairs, steps in trained_on
     ]
 
 
@@ -86,7 +86,7 @@ def rows_of_step(catalog: Catalog, manifest: Manifest, step: int) -> pa.Table:
             raise _never_taken(manifest, step, table["step"].to_numpy().max(initial=-1) + 1)
         ids, weights, trained = (chosen[name].to_pylist() for name in ("trajectory_id", "advantage", "trained"))
         labels = _labels(catalog, manifest, step)
-        return _step_table(ids, [None] * len(ids), [labels.get(one, 0) for one in ids], weights, trained)
+        return _step_table(ids, [None] * len(ids), [labels.get(row_id, 0) for row_id in ids], weights, trained)
     positions = next(islice(_steps(catalog, manifest), step, None), None) if step >= 0 else None
     if positions is None:
         raise _never_taken(manifest, step, int(manifest.ingredients.config.get("steps", 0)))
@@ -94,7 +94,7 @@ def rows_of_step(catalog: Catalog, manifest: Manifest, step: int) -> pa.Table:
     with _opened(catalog, manifest, "rows") as file:
         rows = _taken(file, order[positions], ["row_id", "label", "mask", "weights"])
     ids, labels = rows["row_id"].to_pylist(), rows["label"].to_pylist()
-    weights = [_mean(*one) for one in zip(rows["weights"], rows["mask"], strict=True)]
+    weights = [_mean(*values_and_mask) for values_and_mask in zip(rows["weights"], rows["mask"], strict=True)]
     if "pairs" not in manifest.ingredients.inputs:
         return _step_table(ids, [None] * len(ids), labels, weights, [True] * len(ids))
     sides = {
@@ -130,8 +130,8 @@ def _steps_of(catalog: Catalog, manifest: Manifest, row_ids: Sequence[str]) -> l
     wanted = pa.array(row_ids, pa.string())
     if _is_online(manifest):
         table = _read(catalog, manifest, "batches", ["iteration", "row_id"])
-        mine = table.filter(pc.is_in(table["row_id"], value_set=wanted))
-        return sorted(set(mine["iteration"].to_pylist()))
+        rows_of_table = table.filter(pc.is_in(table["row_id"], value_set=wanted))
+        return sorted(set(rows_of_table["iteration"].to_pylist()))
     if "rows" not in manifest.outputs:
         return []
     order, columns = _order(catalog, manifest)
@@ -160,8 +160,8 @@ def _order(catalog: Catalog, manifest: Manifest) -> tuple[np.ndarray, pa.Table]:
 
 def _labels(catalog: Catalog, manifest: Manifest, iteration: int) -> dict[str, int]:
     table = _read(catalog, manifest, "batches", ["iteration", "row_id", "label"])
-    mine = table.filter(pc.equal(table["iteration"], iteration))
-    return dict(zip(mine["row_id"].to_pylist(), mine["label"].to_pylist(), strict=True))
+    rows_of_step = table.filter(pc.equal(table["iteration"], iteration))
+    return dict(zip(rows_of_step["row_id"].to_pylist(), rows_of_step["label"].to_pylist(), strict=True))
 
 
 # -- pairs
@@ -180,11 +180,11 @@ def _made(catalog: Catalog, record: InputRecord) -> Manifest | None:
 
 def _pairs_of(catalog: Catalog, manifest: Manifest, trajectory_id: str) -> list[str]:
     """The pairs that a stage read and a row is a side of."""
-    found: list[str] = []
+    pair_ids: list[str] = []
     for table in _pairs(catalog, manifest):
-        mine = pc.or_(pc.equal(table["chosen_id"], trajectory_id), pc.equal(table["rejected_id"], trajectory_id))
-        found += table.filter(mine)["pair_id"].to_pylist()
-    return found
+        mask = pc.or_(pc.equal(table["chosen_id"], trajectory_id), pc.equal(table["rejected_id"], trajectory_id))
+        pair_ids += table.filter(mask)["pair_id"].to_pylist()
+    return pair_ids
 
 
 # -- files of artifacts, of which only what is asked for is read

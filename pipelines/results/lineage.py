@@ -27,25 +27,25 @@ def find_artifact(catalog: Catalog, text: str) -> Manifest:
         return _of_pipeline(catalog, pipeline, name)
     stage, _, prefix = "/".join(tags[text]).partition("/") if text in tags else text.partition("/")
     every = catalog.manifests(stage) if stage else []
-    found = [manifest for manifest in every if manifest.fingerprint.startswith(prefix)]
-    if not found:
+    matches = [manifest for manifest in every if manifest.fingerprint.startswith(prefix)]
+    if not matches:
         stages = sorted({manifest.ingredients.stage for manifest in catalog.all()})
         hint = did_you_mean(stage, [*stages, *tags]) if stage not in stages else ""
         known = f"; its fingerprints: {', '.join(m.fingerprint[:8] for m in every[:5])}"
         hint = hint or (known if stage in stages else f"; artifacts of: {', '.join(stages) or 'no stage yet'}")
         raise LookupError(f"there is no artifact or tag {text!r}{hint}")
-    if prefix and len(found) > 1:
-        names = ", ".join(manifest.fingerprint[:12] for manifest in found)
+    if prefix and len(matches) > 1:
+        names = ", ".join(manifest.fingerprint[:12] for manifest in matches)
         raise LookupError(f"{text!r} is the beginning of several: {names}; write more of it")
-    makers = list(dict.fromkeys(manifest.ingredients.pipeline for manifest in found))
+    makers = list(dict.fromkeys(manifest.ingredients.pipeline for manifest in matches))
     if len(makers) > 1:
-        first, *others = (one or "no pipeline" for one in makers)
+        first, *others = (pipeline or "no pipeline" for pipeline in makers)
         warnings.warn(
-            f"{text} is {stage}/{found[0].fingerprint[:8]} of {first}; there are others of {', '.join(others)}: to "
+            f"{text} is {stage}/{matches[0].fingerprint[:8]} of {first}; there are others of {', '.join(others)}: to "
             f"choose, write PIPELINE:{stage} or {stage}/FINGERPRINT",
             stacklevel=2,
         )
-    return found[0]
+    return matches[0]
 
 
 def _of_pipeline(catalog: Catalog, pipeline: str, stage: str) -> Manifest:
@@ -110,7 +110,9 @@ class Lineage:
             "run_id": manifest.run_id if manifest else None,
             "created_at": manifest.created_at.isoformat() if manifest else None,
             "externals": manifest.ingredients.externals if manifest else {},
-            "inputs": [{"input": n, "stage": one.stage, "fingerprint": one.fingerprint} for n, one in self.inputs],
+            "inputs": [
+                {"input": n, "stage": record.stage, "fingerprint": record.fingerprint} for n, record in self.inputs
+            ],
         }
 
 

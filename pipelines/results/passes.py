@@ -35,14 +35,16 @@ def pass_differences(arm: "Arm", than: "Arm") -> list[PassDifference]:
     """How ``arm`` differs in pass@k for k 2, 4, ... up to the attempts that each run has at every task of both; none
     if some task was attempted once."""
     shared = {task for run in arm.runs for task in run.counts} & {task for run in than.runs for task in run.counts}
-    attempts = [run.counts[task][0] for one in (arm, than) for run in one.runs for task in shared if task in run.counts]
-    found = []
+    attempts = [
+        run.counts[task][0] for side in (arm, than) for run in side.runs for task in shared if task in run.counts
+    ]
+    differences_of_k = []
     for k in doubled(min(attempts, default=0))[1:]:
-        before, after = ([_passes(run, shared, k) for run in one.runs] for one in (than, arm))
+        before, after = ([_passes(run, shared, k) for run in side.runs] for side in (than, arm))
         each: Difference = difference(before, after, same_seeds=len(before) == len(after) and arm.seeds == than.seeds)
         changes = [_mean(after, task) - _mean(before, task) for task in sorted(shared, key=str)]
-        found.append(PassDifference(k, each.mean, each.low, each.high, sign_flips(changes)))
-    return found
+        differences_of_k.append(PassDifference(k, each.mean, each.low, each.high, sign_flips(changes)))
+    return differences_of_k
 
 
 def _passes(run: "Measured", tasks: "set[Task]", k: int) -> "dict[Task, float]":

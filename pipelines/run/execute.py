@@ -173,17 +173,17 @@ def _take_code(job: StageJob) -> None:
 @contextmanager
 def _held(catalog: Catalog, job: StageJob, waits: Callable[[str], None]) -> Iterator[Check]:
     """Hold the artifact's name, and yield the check that it is still held."""
-    said = ""
+    waiting_for = ""
     with ExitStack() as stack:
         while True:
             try:
-                timeout = LOOK_AGAIN_S if said else QUIET_S
+                timeout = LOOK_AGAIN_S if waiting_for else QUIET_S
                 check = stack.enter_context(catalog.lock(job.stage, job.fingerprint, timeout=timeout))
                 break
             except LockTimeoutError:
-                if (text := _holder(catalog, job)) != said:
-                    waits(said := text)
-        if said:
+                if (text := _holder(catalog, job)) != waiting_for:
+                    waits(waiting_for := text)
+        if waiting_for:
             waits("")
         yield check
 
@@ -202,7 +202,7 @@ def same_content(before: Manifest | None, now: Manifest) -> bool | None:
     """Whether a forced run gave the content that was there before. None if nothing was there."""
     if before is None:
         return None
-    digests = [{name: output.digest for name, output in one.outputs.items()} for one in (before, now)]
+    digests = [{name: output.digest for name, output in manifest.outputs.items()} for manifest in (before, now)]
     return digests[0] == digests[1]
 
 
@@ -232,8 +232,8 @@ def _run(
     )
     _seed(job.ingredients)
     started = time.monotonic()
-    said: list[str] = []
-    with _heard(said), placed(job.execution, context.scratch / "started"):
+    messages: list[str] = []
+    with _heard(messages), placed(job.execution, context.scratch / "started"):
         handles = stage(context, pinned(job.config, job.ingredients.externals), **inputs)
     duration = time.monotonic() - started
     return Manifest(
@@ -242,7 +242,7 @@ def _run(
         outputs={name: _record(handle, folder, buffer) for name, handle in handles.items()},
         run_id=job.run_id,
         made_again=made_again,
-        warnings=[redacted(text) for text in dict.fromkeys(said)],
+        warnings=[redacted(text) for text in dict.fromkeys(messages)],
         created_at=datetime.now(UTC),
         duration_s=round(duration, 3),
         buffer_version=buffer.version,
@@ -253,16 +253,18 @@ def _run(
 
 def _unlike_in(job: StageJob, catalog: Catalog, buffer: TrajectoryBuffer, field: str) -> list[Earlier]:
     """The artifacts of a stage that differ from a job in this field of the config alone."""
-    mine, found = job.ingredients, []
-    for one in catalog.manifests(job.stage):
-        old = one.ingredients
-        if field not in old.config or old.config[field] == mine.config[field]:
+    own, earlier = job.ingredients, []
+    for manifest in catalog.manifests(job.stage):
+        old = manifest.ingredients
+        if field not in old.config or old.config[field] == own.config[field]:
             continue
-        if not differences(old.model_copy(update={"config": {**old.config, field: mine.config[field]}}), mine):
-            found.append(
-                Earlier(f"{job.stage}/{one.fingerprint[:8]}", old.config[field], _opener(one, catalog, buffer))
+        if not differences(old.model_copy(update={"config": {**old.config, field: own.config[field]}}), own):
+            earlier.append(
+                Earlier(
+                    f"{job.stage}/{manifest.fingerprint[:8]}", old.config[field], _opener(manifest, catalog, buffer)
+                )
             )
-    return found
+    return earlier
 
 
 def _opener(manifest: Manifest, catalog: Catalog, buffer: TrajectoryBuffer) -> Callable[[str], Handle]:
@@ -274,14 +276,14 @@ def _opener(manifest: Manifest, catalog: Catalog, buffer: TrajectoryBuffer) -> C
 
 
 @contextmanager
-def _heard(said: list[str]) -> Iterator[None]:
+def _heard(messages: list[str]) -> Iterator[None]:
     """Keep the warnings that our code or the user's gives for people, in addition to what happens to them anyway."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def keep(message: Warning | str, category: type[Warning], filename: str, *more: Any, **named: Any) -> None:
             if category is UserWarning and "site-packages" not in Path(filename).parts:
-                said.append(str(message))
+                messages.append(str(message))
             show(message, category, filename, *more, **named)
 
         warnings.showwarning = keep

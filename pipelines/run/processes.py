@@ -24,7 +24,7 @@ _SWEEP_S = 2.0
 def descendants(pid: int) -> list[psutil.Process]:
     """Living processes below this one, nearest first; zombies are left out."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return [one for one in psutil.Process(pid).children(recursive=True) if _lives(one)]
+        return [child for child in psutil.Process(pid).children(recursive=True) if _lives(child)]
     return []
 
 
@@ -53,12 +53,12 @@ def end(guard: subprocess.Popen[bytes], grace_s: float = 2.0) -> None:
 
 
 def _send(processes: list[psutil.Process], number: signal.Signals) -> None:
-    for one in processes:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            one.send_signal(number)
+            process.send_signal(number)
 
 
-def split_off_guard(alive: int, theirs: tuple[int, ...], printed: "Printed") -> None:
+def split_off_guard(alive: int, descriptors: tuple[int, ...], printed: "Printed") -> None:
     """Fork. The child returns from here and does the work. The parent becomes its guard and never returns.
 
     The guard runs no code of a stage, so nothing that a stage does, such as holding the interpreter lock, can stop it.
@@ -79,7 +79,7 @@ def split_off_guard(alive: int, theirs: tuple[int, ...], printed: "Printed") -> 
             os._exit(1)
         printed.begin()
         return
-    for descriptor in theirs:
+    for descriptor in descriptors:
         os.close(descriptor)
     status = 1
     try:
@@ -127,9 +127,9 @@ def _reap(child: int) -> int | None:
     """Collect what has died below us. Returns the child's status if it is among them."""
     status = None
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            if found[0] == child:
-                status = found[1]
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                status = ended[1]
     return status
 
 

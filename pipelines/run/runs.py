@@ -46,9 +46,9 @@ def _pid_namespace() -> str:
 def all_runs(catalog: Catalog) -> list[Run]:
     """Newest first. A run whose process is gone before it recorded an end is ``killed``, and ``gone`` says how that is
     known."""
-    found = catalog.runs()
-    written = dict(catalog.place.beside("runs")) if any(run["state"] == "running" for run in found) else {}
-    runs = [_with_true_state(run, written) for run in found]
+    recorded = catalog.runs()
+    written = dict(catalog.place.beside("runs")) if any(run["state"] == "running" for run in recorded) else {}
+    runs = [_with_true_state(run, written) for run in recorded]
     return sorted(runs, key=lambda run: run["run_id"], reverse=True)
 
 
@@ -92,14 +92,14 @@ def _is_same_process(run: Run) -> bool | None:
 
 def at_work_on(runs: Iterable[Run], stage: str, fingerprint: str, but: str) -> Run | None:
     """The run that is at work on an artifact and is not ``but``, the oldest if there are several."""
-    found = (
+    others = (
         run
         for run in runs
         if run["run_id"] != but
         and run["stages"].get(stage, {}).get("fingerprint") == fingerprint
         and run["stages"][stage]["status"] == "running"
     )
-    return min(found, key=lambda run: run["stages"][stage].get("started_at", ""), default=None)
+    return min(others, key=lambda run: run["stages"][stage].get("started_at", ""), default=None)
 
 
 def whom(run: Run, since: str) -> str:
@@ -115,12 +115,12 @@ def find_run(catalog: Catalog, text: str) -> Run:
     runs = all_runs(catalog)
     if text == "last" and runs:
         return runs[0]
-    found = [run for run in runs if run["run_id"].startswith(text)]
-    exact = [run for run in found if run["run_id"] == text]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    if found:
-        raise LookupError(f"{text!r} is the beginning of {len(found)} runs; write more of it")
+    matches = [run for run in runs if run["run_id"].startswith(text)]
+    exact = [run for run in matches if run["run_id"] == text]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
+    if matches:
+        raise LookupError(f"{text!r} is the beginning of {len(matches)} runs; write more of it")
     ids = [run["run_id"] for run in runs]
     hint = did_you_mean(text, ids) or f"; the newest: {', '.join(ids[:3]) or 'there are no runs in this store'}"
     raise LookupError(f"there is no run {text!r}{hint}")
@@ -145,10 +145,10 @@ def diff_runs(catalog: Catalog, a: Run, b: Run) -> dict[str, dict[str, Any]]:
     Each has ``only_in`` or ``ingredients`` (config, code, inputs... one line each), ``metrics`` and ``rows``
     (name -> [in a, in b]).
     """
-    found: dict[str, dict[str, Any]] = {}
+    differing: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys([*a["stages"], *b["stages"]]):
         if name not in a["stages"] or name not in b["stages"]:
-            found[name] = {"only_in": (a if name in a["stages"] else b)["run_id"]}
+            differing[name] = {"only_in": (a if name in a["stages"] else b)["run_id"]}
             continue
         left, right = (_manifest(catalog, name, run) for run in (a, b))
         if a["stages"][name]["fingerprint"] == b["stages"][name]["fingerprint"]:
@@ -156,14 +156,14 @@ def diff_runs(catalog: Catalog, a: Run, b: Run) -> dict[str, dict[str, Any]]:
         if left is None or right is None:
             absent = [run for run, manifest in ((a, left), (b, right)) if manifest is None]
             why = [f"no artifact of run {run['run_id']} ({run['stages'][name]['status']})" for run in absent]
-            found[name] = {"ingredients": why}
+            differing[name] = {"ingredients": why}
             continue
-        found[name] = {
+        differing[name] = {
             "ingredients": differences(left.ingredients, right.ingredients),
             "metrics": _differing(left.metrics, right.metrics),
             "rows": _differing(_rows(left), _rows(right)),
         }
-    return found
+    return differing
 
 
 def _manifest(catalog: Catalog, stage: str, run: Run) -> Manifest | None:

@@ -136,7 +136,7 @@ class Workers:
         with self._lock:
             if job.stage in self._busy:
                 return
-            process = next((one for one in self._idle if one.env == env and one.popen.poll() is None), None)
+            process = next((worker for worker in self._idle if worker.env == env and worker.popen.poll() is None), None)
             if process:
                 self._idle.remove(process)
             else:
@@ -206,8 +206,10 @@ class Workers:
         with self._lock:
             idle, busy = list(self._idle), [running.process for running in self._busy.values()]
             self._idle.clear()
-        ends = [threading.Thread(target=end, args=(one.popen, GRACE_S)) for one in busy]
-        ends += [threading.Thread(target=end, args=(one.popen, 0.0)) for one in idle]  # there is nothing to finish
+        ends = [threading.Thread(target=end, args=(worker.popen, GRACE_S)) for worker in busy]
+        ends += [
+            threading.Thread(target=end, args=(worker.popen, 0.0)) for worker in idle
+        ]  # there is nothing to finish
         for thread in ends:
             thread.start()
         for thread in ends:

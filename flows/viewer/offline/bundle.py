@@ -77,13 +77,13 @@ def block(data: bytes) -> str:
 
 def modules(entry: str) -> dict[str, list[str]]:
     """The modules that a module loads, by name: pieces of text, of which every second one is the name of a module."""
-    found: dict[str, list[str]] = {}
+    pieces_of: dict[str, list[str]] = {}
     open_: list[str] = []
 
     def add(name: str) -> None:
         if name in open_:
             raise ValueError(f"modules load each other: {' -> '.join([*open_, name])}")
-        if name in found:
+        if name in pieces_of:
             return
         open_.append(name)
         source = (STATIC / name).read_text(encoding="utf-8")
@@ -96,11 +96,11 @@ def modules(entry: str) -> dict[str, list[str]]:
             pieces += [source[end : match.start(group) - 2], loaded]  # without ./
             end = match.end(group)
             add(loaded)
-        found[name] = [*pieces, source[end:]]
+        pieces_of[name] = [*pieces, source[end:]]
         open_.pop()
 
     add(entry)
-    return found
+    return pieces_of
 
 
 def _style(name: str) -> str:

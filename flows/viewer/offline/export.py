@@ -72,19 +72,19 @@ def choose(reader: StoreReader, text: str, snapshot: Snapshot) -> RowsOfFile:
     except LookupError as error:
         return _filtered(snapshot, text, str(error.args[0]))
     stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
-    outputs = [name for name, one in manifest.outputs.items() if one.kind is Kind.TRAJECTORIES]
+    outputs = [name for name, output in manifest.outputs.items() if output.kind is Kind.TRAJECTORIES]
     if outputs:
         record = InputRecord(stage=stage, output=outputs[0], fingerprint=fingerprint)
         handle = open_output(record, reader.catalog, reader.tables.buffer)
         assert isinstance(handle, Trajectories)
-        found = known.intersection(handle.ids())
+        chosen_ids = known.intersection(handle.ids())
     else:  # a stage that trains on what it samples, such as train.grpo
         rows = snapshot.columns(["trajectory_id", "stage", "fingerprint"])
         own = (pl.col("stage") == stage) & pl.col("fingerprint").str.starts_with(fingerprint)
-        found = set(rows.filter(own)["trajectory_id"])
-    if not found:
+        chosen_ids = set(rows.filter(own)["trajectory_id"])
+    if not chosen_ids:
         raise StoreError(f"{text} has no row in version {snapshot.version} of the buffer")
-    return RowsOfFile(sorted(found), f"{stage}/{fingerprint[:8]}")
+    return RowsOfFile(sorted(chosen_ids), f"{stage}/{fingerprint[:8]}")
 
 
 def _filtered(snapshot: Snapshot, text: str, no_artifact: str) -> RowsOfFile:
@@ -197,12 +197,12 @@ class _Export:
         answer = RowAnswer(**content, version=self._version, neighbours=beside)
         if not self._redactor:
             return answer.model_dump_json()
-        found = self._redactor.clean(answer.model_dump(exclude={"neighbours"}))
-        for message, shown in zip(answer.messages, found["messages"], strict=True):
+        cleaned_answer = self._redactor.clean(answer.model_dump(exclude={"neighbours"}))
+        for message, shown in zip(answer.messages, cleaned_answer["messages"], strict=True):
             shown |= {"role": message.role, "characters": len(shown["content"])}
-        found["row"]["trajectory_id"] = self._names[raw["trajectory_id"]]
-        found["row"]["parent_id"] = self._names.get(raw["parent_id"], found["row"]["parent_id"])
-        return RowAnswer(**found, neighbours=beside).model_dump_json()
+        cleaned_answer["row"]["trajectory_id"] = self._names[raw["trajectory_id"]]
+        cleaned_answer["row"]["parent_id"] = self._names.get(raw["parent_id"], cleaned_answer["row"]["parent_id"])
+        return RowAnswer(**cleaned_answer, neighbours=beside).model_dump_json()
 
 
 def _installed() -> str:
@@ -241,7 +241,7 @@ def _tasks(own: Snapshot) -> pa.Table:
     pairs = own.columns(["env", "task_id"]).unique(maintain_order=True).rows()
     answers = [compare.task(own, env, task_id).model_dump_json() for env, task_id in pairs]
     kinds = pa.schema([("env", pa.string()), ("task_id", pa.string()), ("answer", pa.string())])
-    return pa.Table.from_arrays([[one[0] for one in pairs], [one[1] for one in pairs], answers], schema=kinds)
+    return pa.Table.from_arrays([[pair[0] for pair in pairs], [pair[1] for pair in pairs], answers], schema=kinds)
 
 
 PART_SCHEMA = pa.schema(

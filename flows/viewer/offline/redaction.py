@@ -48,27 +48,29 @@ class Redactor:
     def learn(self, value: Any) -> None:
         """Note what the patterns match in a text, in texts inside JSON, and in all texts of lists and mappings."""
         for text in _texts(value):
-            self._literals |= {found for found in self._matches(text) if len(found) >= CLOSED}
+            self._literals |= {match for match in self._matches(text) if len(match) >= CLOSED}
 
     def learned(self) -> None:
         """All rows are learned."""
         forms = {form for literal in self._literals for form in _written(literal)}
-        self._sorted = sorted(forms, key=lambda one: (-len(one), one))
+        self._sorted = sorted(forms, key=lambda form: (-len(form), form))
 
     def _matches(self, text: str) -> Iterator[str]:
-        return (found[0] for pattern in self._patterns for found in pattern.finditer(text) if found[0])
+        return (match[0] for pattern in self._patterns for match in pattern.finditer(text) if match[0])
 
     def places(self, text: str) -> list[tuple[int, int]]:
         """Where matches stand: the characters from a start to an end. They are in order and do not touch."""
-        found = [(one.start(), one.end()) for pattern in self._patterns for one in pattern.finditer(text) if one[0]]
+        spans = [
+            (match.start(), match.end()) for pattern in self._patterns for match in pattern.finditer(text) if match[0]
+        ]
         if self._sorted and text:
             ends = _characters_before(text)
             [bytes_] = pl.Series([text]).str.find_many(self._sorted, overlapping=True).to_list()
             [which] = pl.Series([text]).str.extract_many(self._sorted, overlapping=True).to_list()
             starts = [int(ends[start]) for start in bytes_]
-            found += [(start, start + len(literal)) for start, literal in zip(starts, which, strict=True)]
+            spans += [(start, start + len(literal)) for start, literal in zip(starts, which, strict=True)]
         joined: list[tuple[int, int]] = []
-        for start, end in sorted(found):
+        for start, end in sorted(spans):
             if joined and start <= joined[-1][1]:
                 joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
             else:
@@ -77,9 +79,9 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text with a mark in place of each match."""
-        found = self.places(text)
-        self.counts.places += len(found)
-        for start, end in reversed(found):
+        spans = self.places(text)
+        self.counts.places += len(spans)
+        for start, end in reversed(spans):
             text = text[:start] + MARK + text[end:]
         return text
 
@@ -89,9 +91,9 @@ class Redactor:
         if isinstance(value, str):
             return self.text(self._of_json(value))
         if isinstance(value, dict):
-            return {self.text(name) if inside else name: self.clean(one, inside) for name, one in value.items()}
+            return {self.text(name) if inside else name: self.clean(inner, inside) for name, inner in value.items()}
         if isinstance(value, list):
-            return [self.clean(one, inside) for one in value]
+            return [self.clean(inner, inside) for inner in value]
         return MARK if inside and self.places(json.dumps(value)) else value
 
     def _of_json(self, text: str) -> str:
@@ -144,13 +146,13 @@ def _texts(value: Any, inside: bool = False) -> Iterator[str]:
         yield value
         yield from _texts(_parsed(value), inside=True)
     elif isinstance(value, dict):
-        for name, one in value.items():
+        for name, inner in value.items():
             if inside:
                 yield name
-            yield from _texts(one, inside)
+            yield from _texts(inner, inside)
     elif isinstance(value, list):
-        for one in value:
-            yield from _texts(one, inside)
+        for inner in value:
+            yield from _texts(inner, inside)
     elif inside and value is not None:
         yield json.dumps(value)
 

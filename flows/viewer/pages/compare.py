@@ -38,7 +38,7 @@ PROMPT = 300
 
 def evaluations(artifacts: Artifacts) -> Evaluations:
     """All evaluations of the store, with their results by environment and level."""
-    found = []
+    listed = []
     for manifest in artifacts.all():
         if manifest.ingredients.uses != EVALUATION or "results" not in manifest.outputs:
             continue
@@ -48,7 +48,7 @@ def evaluations(artifacts: Artifacts) -> Evaluations:
             continue  # freed since the list was read
         if not rows:
             continue
-        found.append(
+        listed.append(
             EvaluatedPolicy(
                 artifact=label(manifest),
                 stage=manifest.ingredients.stage,
@@ -72,7 +72,7 @@ def evaluations(artifacts: Artifacts) -> Evaluations:
                 ],
             )
         )
-    return Evaluations(evaluations=found)
+    return Evaluations(evaluations=listed)
 
 
 def compared(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDifference:
@@ -81,16 +81,16 @@ def compared(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDiffe
     from agentrl.pipelines.results.compare import compare, verdict
 
     try:
-        found = compare(catalog, [than, arm], greedy=greedy)
+        comparison = compare(catalog, [than, arm], greedy=greedy)
     except LookupError as error:
         raise RefusedError(str(error.args[0]), field="arm", following="agentrl compare --help", status=404) from None
-    if len(found.arms) != 2:
+    if len(comparison.arms) != 2:
         raise RefusedError(
             f"{than} and {arm} are one arm: they differ by their seeds alone, or not at all", field="arm"
         )
-    before, after = found.arms
+    before, after = comparison.arms
     try:
-        [(_, difference)] = found.differences()
+        [(_, difference)] = comparison.differences()
     except ValueError as error:
         raise RefusedError(f"{than} and {arm} cannot be compared: {error}", field="arm") from None
     beside = after.beside(before)
@@ -98,8 +98,8 @@ def compared(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDiffe
     def changed(gained: bool) -> list[ChangedTask]:
         chosen = ((task, pair) for task, pair in beside.items() if (pair[1] > pair[0] if gained else pair[1] < pair[0]))
         return [
-            ChangedTask(env=env, task_id=task_id, prompt=prompt[:PROMPT], before=one, after=other)
-            for (env, task_id, prompt), (one, other) in chosen
+            ChangedTask(env=env, task_id=task_id, prompt=prompt[:PROMPT], before=first, after=other)
+            for (env, task_id, prompt), (first, other) in chosen
         ]
 
     gained, lost = changed(True), changed(False)
@@ -184,7 +184,7 @@ def _strip(rows: pl.DataFrame) -> Strip:
         success=solved / n if n else None,
         low=low,
         high=high,
-        attempts=[AttemptLine(**one) for one in rows.head(ATTEMPTS).select(ATTEMPT).to_dicts()],
+        attempts=[AttemptLine(**attempt) for attempt in rows.head(ATTEMPTS).select(ATTEMPT).to_dicts()],
     )
 
 
@@ -204,12 +204,12 @@ def aligned(names: tuple[str, str], rows: Sequence[pa.Table], version: int) -> A
         reason = f"tokenizers {tokenizers[0]} and {tokenizers[1]} differ, so messages are compared"
     else:
         shared = common(*ids)
-    parted = [_message_at(one, shared) if shared is not None else None for one in messages]
+    parted = [_message_at(texts, shared) if shared is not None else None for texts in messages]
     if shared is None:
         number = next((n for n, (a, b) in enumerate(zip(*messages, strict=False)) if _said(a) != _said(b)), None)
         first = number if number is not None else min(map(len, messages))
-        parted = [first if first < len(one) else None for one in messages]
-    same = all(len(one) == shared for one in ids) if shared is not None else parted == [None, None]
+        parted = [first if first < len(texts) else None for texts in messages]
+    same = all(len(tokens) == shared for tokens in ids) if shared is not None else parted == [None, None]
     return Aligned(
         version=version,
         a=names[0],
@@ -232,7 +232,9 @@ def common(a: np.ndarray, b: np.ndarray) -> int:
 
 def _message_at(messages: Sequence[dict[str, Any]], token: int) -> int | None:
     """The message that holds a token, or the next one with tokens after it."""
-    spans = ((number, one["token_end"]) for number, one in enumerate(messages) if one["token_end"] is not None)
+    spans = (
+        (number, message["token_end"]) for number, message in enumerate(messages) if message["token_end"] is not None
+    )
     return next((number for number, end in spans if token < end), None)
 
 

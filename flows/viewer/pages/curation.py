@@ -16,7 +16,7 @@ FUNNELS = 20
 
 def _with_funnels(artifacts: Artifacts) -> dict[str, Manifest]:
     """By their names, newest first."""
-    return {label(one): one for one in artifacts.all() if "funnel" in one.outputs}
+    return {label(manifest): manifest for manifest in artifacts.all() if "funnel" in manifest.outputs}
 
 
 def _read(artifacts: Artifacts, manifest: Manifest, output: str) -> pa.Table:
@@ -25,7 +25,7 @@ def _read(artifacts: Artifacts, manifest: Manifest, output: str) -> pa.Table:
 
 def funnels(artifacts: Artifacts, snapshot: Snapshot | None) -> Funnels:
     """The funnels of the store. Without a snapshot there are no outcomes of dropped rows."""
-    found = []
+    listed = []
     made = _with_funnels(artifacts)
     for name, manifest in list(made.items())[:FUNNELS]:
         recorded = "dropped" in manifest.outputs and snapshot is not None
@@ -34,17 +34,17 @@ def funnels(artifacts: Artifacts, snapshot: Snapshot | None) -> Funnels:
             outcomes = _outcomes(_read(artifacts, manifest, "dropped"), snapshot) if recorded and snapshot else {}
         except (OSError, StoreError):
             continue  # freed since the list was read
-        found.append(
+        listed.append(
             Funnel(
                 artifact=name,
                 stage=manifest.ingredients.stage,
                 when=manifest.created_at.isoformat(),
                 recorded=recorded,
-                levels=[_level(one, *outcomes.get(one["rule"], (0, 0))) for one in levels],
+                levels=[_level(level, *outcomes.get(level["rule"], (0, 0))) for level in levels],
             )
         )
     version = None if snapshot is None else snapshot.version
-    return Funnels(version=version, more=max(0, len(made) - FUNNELS), funnels=found)
+    return Funnels(version=version, more=max(0, len(made) - FUNNELS), funnels=listed)
 
 
 def _level(level: dict[str, object], successes: int, n: int) -> FunnelLevel:
@@ -66,4 +66,4 @@ def _outcomes(dropped: pa.Table, snapshot: Snapshot) -> dict[str, tuple[int, int
     known = snapshot.columns(["trajectory_id", "success"])
     both = pl.DataFrame(dropped).join(known, on="trajectory_id").group_by("rule")
     counted = both.agg(pl.col("success").sum().alias("successes"), pl.col("success").count().alias("n"))
-    return {one["rule"]: (one["successes"], one["n"]) for one in counted.to_dicts()}
+    return {row["rule"]: (row["successes"], row["n"]) for row in counted.to_dicts()}

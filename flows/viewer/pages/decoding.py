@@ -19,14 +19,14 @@ class Decoded:
 
 
 def decoded(tokenizer: TokenBytes, ids: np.ndarray) -> Decoded:
-    found, bounds = tokenizer.text(ids)
-    stray = _stray(found)
+    text, bounds = tokenizer.text(ids)
+    stray = _stray(text)
     if len(stray):
-        found, moved = _replaced(found, stray)
+        text, moved = _replaced(text, stray)
         bounds = bounds + moved[bounds]
     start, length = bounds[:-1], np.diff(bounds)
-    first = np.append(np.frombuffer(found, np.uint8), np.uint8(0))[start]
-    return Decoded(found, start, length, (first & 0xC0 == 0x80) & (length > 0))
+    first = np.append(np.frombuffer(text, np.uint8), np.uint8(0))[start]
+    return Decoded(text, start, length, (first & 0xC0 == 0x80) & (length > 0))
 
 
 def _stray(raw: bytes) -> np.ndarray:

@@ -43,19 +43,19 @@ class Doctor:
     def _look(self, key: tuple[str, str]) -> None:
         try:
             done = command_of("doctor", key[0], "--store", self.store, "--json", patience=PATIENCE_S)
-            found = diagnosed(key[0], done, artifacts_of(find_run(self.catalog, key[0])))
+            diagnosis = diagnosed(key[0], done, artifacts_of(find_run(self.catalog, key[0])))
         except Exception as error:  # shown, instead of an answer that never comes
-            said = f"the doctor failed: {type(error).__name__}: {error}"
-            found = Diagnosis(run_id=key[0], working=False, problem=said, stages=[], findings=[])
+            reason = f"the doctor failed: {type(error).__name__}: {error}"
+            diagnosis = Diagnosis(run_id=key[0], working=False, problem=reason, stages=[], findings=[])
         with self._lock:
-            self._known[key] = found
+            self._known[key] = diagnosis
             self._at_work.discard(key)
 
 
 def artifacts_of(run: Run) -> dict[str, str]:
     """STAGE/FINGERPRINT of the stages of a run that have one."""
-    found = {name: stage.get("fingerprint") for name, stage in run["stages"].items()}
-    return {name: f"{name}/{fingerprint[:8]}" for name, fingerprint in found.items() if fingerprint}
+    fingerprints = {name: stage.get("fingerprint") for name, stage in run["stages"].items()}
+    return {name: f"{name}/{fingerprint[:8]}" for name, fingerprint in fingerprints.items() if fingerprint}
 
 
 def diagnosed(run_id: str, done: "subprocess.CompletedProcess[str]", artifacts: dict[str, str]) -> Diagnosis:
@@ -66,6 +66,8 @@ def diagnosed(run_id: str, done: "subprocess.CompletedProcess[str]", artifacts: 
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return Diagnosis(run_id=run_id, working=False, problem=lines[0][:300], stages=[], findings=[])
     findings = [
-        Symptom(stage=stage, artifact=artifacts.get(stage), **one) for stage, each in stages.items() for one in each
+        Symptom(stage=stage, artifact=artifacts.get(stage), **finding)
+        for stage, each in stages.items()
+        for finding in each
     ]
     return Diagnosis(run_id=run_id, working=False, problem=None, stages=list(stages), findings=findings)

@@ -74,11 +74,11 @@ class Plans:
     def _make(self, key: str, arguments: list[str], done: threading.Event) -> None:
         try:
             with self._one:
-                found = planned(arguments)
+                drawn = planned(arguments)
         except Exception as error:  # shown, instead of a graph that never comes
-            found = Drawn(problem=f"the plan could not be made: {type(error).__name__}: {error}")
+            drawn = Drawn(problem=f"the plan could not be made: {type(error).__name__}: {error}")
         with self._lock:
-            self._known[key] = (time.monotonic(), found)
+            self._known[key] = (time.monotonic(), drawn)
             while len(self._known) > KEPT:
                 del self._known[next(iter(self._known))]
             del self._at_work[key]
@@ -104,8 +104,10 @@ def plan_arguments(run: Run, catalog: Catalog, store: str) -> tuple[list[str], s
             return [], f"the run names no pipeline file: {str(file)[:80]!r}"
         inside = isinstance(catalog.place, LocalPlace) and own.is_relative_to(catalog.place.root.resolve())
         if not own.is_relative_to(here) or inside or not own.is_file():
-            said = f"{file} is not in this folder: to see its plan, start `agentrl view` in the folder of the pipeline"
-            return [], said
+            reason = (
+                f"{file} is not in this folder: to see its plan, start `agentrl view` in the folder of the pipeline"
+            )
+            return [], reason
         reference = str(own)
     more: list[str] = []
     for option, value in pairwise(words):
@@ -123,8 +125,8 @@ def planned(arguments: Sequence[str]) -> Drawn:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return Drawn(problem=f"the plan could not be made: {lines[0][:300]}")
     if problems := document.get("problems"):
-        said = "; ".join(str(one.get("message", one)) for one in problems[:3])
-        return Drawn(problem=f"the pipeline cannot be planned any more: {said}")
+        reasons = "; ".join(str(problem.get("message", problem)) for problem in problems[:3])
+        return Drawn(problem=f"the pipeline cannot be planned any more: {reasons}")
     return Drawn(stages=document["stages"])
 
 
@@ -134,18 +136,18 @@ _STATUS = {"ran": "cached", "reused": "cached", "cached": "cached", "blocked": "
 def recorded(run: Run, catalog: Catalog) -> list[Stage]:
     """The stages as a run recorded them, in the form of a plan. Edges are those of the artifacts that are there."""
     stages: list[Stage] = []
-    for name, one in run["stages"].items():
-        manifest = catalog.manifest(name, one["fingerprint"]) if one.get("fingerprint") else None
+    for name, stage in run["stages"].items():
+        manifest = catalog.manifest(name, stage["fingerprint"]) if stage.get("fingerprint") else None
         inputs = manifest.ingredients.inputs if manifest else {}
         stages.append(
             {
                 "stage": name,
                 "uses": manifest.ingredients.uses if manifest else "",
-                "status": _STATUS.get(one["status"], "run") if manifest else "run",
-                "reasons": one.get("reasons", []) if manifest is None else [],
-                "fingerprint": one.get("fingerprint") or None,
+                "status": _STATUS.get(stage["status"], "run") if manifest else "run",
+                "reasons": stage.get("reasons", []) if manifest is None else [],
+                "fingerprint": stage.get("fingerprint") or None,
                 "inputs": {key: [f"{edge.stage}.{edge.output}" for edge in edges] for key, edges in inputs.items()},
-                "duration_s": manifest.duration_s if manifest else one.get("duration_s"),
+                "duration_s": manifest.duration_s if manifest else stage.get("duration_s"),
             }
         )
     return stages
@@ -153,23 +155,25 @@ def recorded(run: Run, catalog: Catalog) -> list[Stage]:
 
 def boxes(stages: Sequence[Stage], running: frozenset[str] = frozenset()) -> list[StageBox]:
     """Stages with their places. ``running`` are at work now."""
-    reads = {one["stage"]: _upstream(one, stages) for one in stages}
+    reads = {stage["stage"]: _upstream(stage, stages) for stage in stages}
     places = layout(reads)
     return [
         StageBox(
-            id=one["stage"],
-            stage=one["stage"],
-            uses=one["uses"],
-            artifact=_artifact(one),
-            status="running" if one["stage"] in running else one["status"],
-            reason="; ".join(one["reasons"]),
-            fingerprint=one["fingerprint"] or "",
-            seconds=one["duration_s"],
-            inputs=[StageInput(stage=name, reason=_reason_of(name, one["reasons"])) for name in reads[one["stage"]]],
-            x=places[one["stage"]][0],
-            y=places[one["stage"]][1],
+            id=stage["stage"],
+            stage=stage["stage"],
+            uses=stage["uses"],
+            artifact=_artifact(stage),
+            status="running" if stage["stage"] in running else stage["status"],
+            reason="; ".join(stage["reasons"]),
+            fingerprint=stage["fingerprint"] or "",
+            seconds=stage["duration_s"],
+            inputs=[
+                StageInput(stage=name, reason=_reason_of(name, stage["reasons"])) for name in reads[stage["stage"]]
+            ],
+            x=places[stage["stage"]][0],
+            y=places[stage["stage"]][1],
         )
-        for one in stages
+        for stage in stages
     ]
 
 
@@ -179,15 +183,15 @@ def _artifact(stage: Stage) -> str | None:
 
 
 def _upstream(stage: Stage, stages: Sequence[Stage]) -> list[str]:
-    known = {one["stage"] for one in stages}
+    known = {stage_read["stage"] for stage_read in stages}
     edges = [edge.rpartition(".")[0] for each in stage["inputs"].values() for edge in each]
     return [name for name in dict.fromkeys(edges) if name in known]
 
 
 def _reason_of(name: str, reasons: Sequence[str]) -> str | None:
     """The reason that an input gives, as plans word it: ``input NAME is made again``."""
-    found = [reason for reason in reasons if reason.startswith(f"input {name} ")]
-    return "; ".join(found) or None
+    reasons_of_input = [reason for reason in reasons if reason.startswith(f"input {name} ")]
+    return "; ".join(reasons_of_input) or None
 
 
 def layout(reads: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, int]]:
@@ -199,11 +203,14 @@ def layout(reads: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, int]]:
     """
     columns: dict[str, int] = {}
     for name, above in reads.items():
-        columns[name] = max((columns[one] + 1 for one in above if one in columns), default=0)
+        columns[name] = max((columns[stage_above] + 1 for stage_above in above if stage_above in columns), default=0)
     places: dict[str, tuple[int, int]] = {}
     for column in range(max(columns.values(), default=-1) + 1):
         members = [name for name, own in columns.items() if own == column]
-        mean = {name: _mean([places[one][1] for one in reads[name] if one in places]) for name in members}
+        mean = {
+            name: _mean([places[stage_above][1] for stage_above in reads[name] if stage_above in places])
+            for name in members
+        }
         taken = -1
         for name in sorted(members, key=lambda name: mean[name]):
             taken = max(taken + 1, round(mean[name]))

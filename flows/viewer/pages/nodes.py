@@ -40,37 +40,39 @@ def searched(artifacts: Artifacts, artifact: str | None, offset: int, limit: int
     trees: dict[str, list[Node]] = {name: [] for name in page.to_pylist()}
     for node in of_page:
         trees[node["task_id"]].append(node)
-    found = [_task(name, each) for name, each in trees.items()]
-    return SearchTrees(artifacts=list(made), artifact=shown, total=len(order), tasks=found)
+    tree_tasks = [_task(name, each) for name, each in trees.items()]
+    return SearchTrees(artifacts=list(made), artifact=shown, total=len(order), tasks=tree_tasks)
 
 
 def _task(name: str, nodes: Sequence[Node]) -> SearchedTask:
-    root = next((one for one in nodes if one["parent_node"] is None), nodes[0])
-    rewards = [one["reward"] for one in nodes if one["terminal"] and one["reward"] is not None]
+    root = next((node for node in nodes if node["parent_node"] is None), nodes[0])
+    rewards = [node["reward"] for node in nodes if node["terminal"] and node["reward"] is not None]
     low, high = _interval(root)
     return SearchedTask(
         task_id=name,
         nodes=len(nodes),
-        depth=max(one["depth"] for one in nodes),
+        depth=max(node["depth"] for node in nodes),
         visits=root["visits"],
         value=_value(root),
         low=low,
         high=high,
-        ends=sum(one["terminal"] for one in nodes),
+        ends=sum(node["terminal"] for node in nodes),
         best=max(rewards, default=None),
     )
 
 
 def _with_nodes(artifacts: Artifacts) -> dict[str, Manifest]:
     """By their names, newest first."""
-    found = ((one, one.outputs.get("nodes")) for one in artifacts.all())
-    return {label(one): one for one, output in found if output is not None and output.kind is Kind.TABLE}
+    outputs = ((manifest, manifest.outputs.get("nodes")) for manifest in artifacts.all())
+    return {
+        label(manifest): manifest for manifest, output in outputs if output is not None and output.kind is Kind.TABLE
+    }
 
 
 def _read(artifacts: Artifacts, made: dict[str, Manifest], artifact: str, task_id: str | None = None) -> pa.Table:
     if artifact not in made:
-        said = f"no artifact {artifact[:100]!r} holds the nodes of a search"
-        raise RefusedError(said, field="artifact", allowed=list(made), status=404)
+        reason = f"no artifact {artifact[:100]!r} holds the nodes of a search"
+        raise RefusedError(reason, field="artifact", allowed=list(made), status=404)
     manifest = made[artifact]
     where = None if task_id is None else pc.field("task_id") == task_id
     try:
@@ -79,44 +81,44 @@ def _read(artifacts: Artifacts, made: dict[str, Manifest], artifact: str, task_i
     except (OSError, StoreError):
         raise RefusedError(f"{artifact} was freed since it was listed", field="artifact", status=404) from None
     except pa.ArrowInvalid as error:  # an own stage may call another table so
-        said = f"the nodes of {artifact} are none of a search: {str(error).splitlines()[0][:200]}"
-        raise RefusedError(said, field="artifact") from None
+        reason = f"the nodes of {artifact} are none of a search: {str(error).splitlines()[0][:200]}"
+        raise RefusedError(reason, field="artifact") from None
 
 
 def nodes_of(artifacts: Artifacts, artifact: str, task_id: str) -> tuple[list[Node], int]:
     """The nodes of a tree, parents before children, and how many were left out. Raises RefusedError if there is no such
     tree."""
-    found = _read(artifacts, _with_nodes(artifacts), artifact, task_id).to_pylist()
-    if not found:
-        said = f"{artifact} has no tree of task {task_id[:100]!r}"
-        raise RefusedError(said, field="task_id", status=404)
-    found.sort(key=lambda one: (-one["visits"], one["depth"]))  # a parent is visited as often as each child, or more
-    return sorted(found[:DRAWN], key=lambda one: one["depth"]), len(found) - len(found[:DRAWN])
+    nodes = _read(artifacts, _with_nodes(artifacts), artifact, task_id).to_pylist()
+    if not nodes:
+        reason = f"{artifact} has no tree of task {task_id[:100]!r}"
+        raise RefusedError(reason, field="task_id", status=404)
+    nodes.sort(key=lambda node: (-node["visits"], node["depth"]))  # a parent is visited as often as each child, or more
+    return sorted(nodes[:DRAWN], key=lambda node: node["depth"]), len(nodes) - len(nodes[:DRAWN])
 
 
 def drawn(nodes: Sequence[Node], texts: Sequence[str]) -> list[NodeBox]:
     """Nodes with their places; ``texts`` are what they say. Of siblings, those that were visited most come first."""
-    places = {one["node_id"]: number for number, one in enumerate(nodes)}
-    parents = [places.get(one["parent_node"]) for one in nodes]
+    places = {node["node_id"]: number for number, node in enumerate(nodes)}
+    parents = [places.get(node["parent_node"]) for node in nodes]
     columns, rows, path = columns_of_drawing(parents), rows_of_drawing(parents), best_path(nodes, parents)
-    found = []
-    for number, one in enumerate(nodes):
-        low, high = _interval(one)
-        own = {name: one[name] for name in ("trajectory_id", "token_start", "token_end", "visits", "own")}
-        own |= {name: one[name] for name in ("reward", "terminal", "born")}
+    boxes = []
+    for number, node in enumerate(nodes):
+        low, high = _interval(node)
+        own = {name: node[name] for name in ("trajectory_id", "token_start", "token_end", "visits", "own")}
+        own |= {name: node[name] for name in ("reward", "terminal", "born")}
         box = NodeBox(
             **own,
             parent=parents[number],
             text=texts[number],
-            value=_value(one),
+            value=_value(node),
             low=low,
             high=high,
             best=number in path,
             x=columns[number],
             y=rows[number],
         )
-        found.append(box)
-    return found
+        boxes.append(box)
+    return boxes
 
 
 def best_path(nodes: Sequence[Node], parents: Sequence[int | None]) -> set[int]:
@@ -125,13 +127,13 @@ def best_path(nodes: Sequence[Node], parents: Sequence[int | None]) -> set[int]:
     below: dict[int | None, list[int]] = {}
     for number, parent in enumerate(parents):
         below.setdefault(parent, []).append(number)
-    found: set[int] = set()
+    path: set[int] = set()
     at: int | None = None
     while children := below.get(at):
         worth = {number: (_value(nodes[number]) or 0.0, nodes[number]["visits"], -number) for number in children}
         at = max(children, key=lambda number: worth[number])
-        found.add(at)
-    return found
+        path.add(at)
+    return path
 
 
 def _value(node: Node) -> float | None:
@@ -147,9 +149,9 @@ def _interval(node: Node) -> tuple[float, float] | tuple[None, None]:
 def beginnings(rows: pa.Table, nodes: Sequence[Node]) -> Iterator[tuple[np.ndarray, str, str]]:
     """The first tokens of each node's turn, their tokenizer, and the policy that sampled them. ``rows`` are the
     trajectories of the nodes, with the columns :data:`ROW`."""
-    place = {name: number for number, name in enumerate(rows["trajectory_id"].to_pylist())}
-    ids = [numbers(one, np.int32) for one in rows["input_ids"]]
+    row_numbers = {name: number for number, name in enumerate(rows["trajectory_id"].to_pylist())}
+    ids = [numbers(ids_of_row, np.int32) for ids_of_row in rows["input_ids"]]
     makers = list(zip(rows["tokenizer"].to_pylist(), rows["policy"].to_pylist(), strict=True))
-    for one in nodes:
-        row, start = place[one["trajectory_id"]], one["token_start"]
-        yield ids[row][start : min(one["token_end"], start + TOKENS)], *makers[row]
+    for node in nodes:
+        row, start = row_numbers[node["trajectory_id"]], node["token_start"]
+        yield ids[row][start : min(node["token_end"], start + TOKENS)], *makers[row]

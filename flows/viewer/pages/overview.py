@@ -66,9 +66,9 @@ def what_if(
 ) -> PlanAnswer:
     """What would run with other settings. Raises RefusedError if no run is of the pipeline."""
     run = _newest(all_runs(catalog), pipeline)
-    if wrong := [one for one in settings if "=" not in one]:
+    if wrong := [setting for setting in settings if "=" not in setting]:
         raise RefusedError(f"{wrong[0][:100]!r} is no setting", field="set", allowed=["STAGE.KEY=VALUE"])
-    drawn = plans.of(run, patience, [_in_full(one, run) for one in settings]) if run else graph.Drawn()
+    drawn = plans.of(run, patience, [_in_full(setting, run) for setting in settings]) if run else graph.Drawn()
     return PlanAnswer(
         pipeline=pipeline,
         settings=list(settings),
@@ -83,12 +83,12 @@ def known_settings(catalog: Catalog, pipeline: str) -> KnownSettings:
     from agentrl.pipelines.results.compare import flat_config
 
     run = _newest(all_runs(catalog), pipeline)
-    found = []
-    for stage, one in run["stages"].items() if run else ():
-        manifest = catalog.manifest(stage, one["fingerprint"]) if one.get("fingerprint") else None
+    settings = []
+    for stage, stage_run in run["stages"].items() if run else ():
+        manifest = catalog.manifest(stage, stage_run["fingerprint"]) if stage_run.get("fingerprint") else None
         config = flat_config(manifest.ingredients.config) if manifest else {}
-        found += [Setting(name=f"{stage}.{key}", value=redacted(json.dumps(value))) for key, value in config.items()]
-    return KnownSettings(pipeline=pipeline, settings=found)
+        settings += [Setting(name=f"{stage}.{key}", value=redacted(json.dumps(value))) for key, value in config.items()]
+    return KnownSettings(pipeline=pipeline, settings=settings)
 
 
 def _in_full(setting: str, run: Run) -> str:
@@ -101,8 +101,8 @@ def _newest(runs: Sequence[Run], pipeline: str | None) -> Run | None:
     """The newest run of a pipeline, or of any. Raises RefusedError if there is none of this one."""
     names = list(dict.fromkeys(str(run.get("pipeline", "")) for run in runs))
     if pipeline and pipeline not in names:
-        said = f"no run is of pipeline {pipeline[:80]!r}{did_you_mean(pipeline, names)}"
-        raise RefusedError(said, field="pipeline", allowed=names, status=404)
+        reason = f"no run is of pipeline {pipeline[:80]!r}{did_you_mean(pipeline, names)}"
+        raise RefusedError(reason, field="pipeline", allowed=names, status=404)
     return next((run for run in runs if pipeline in (None, "", run.get("pipeline"))), None)
 
 
@@ -130,12 +130,12 @@ def run_answer(catalog: Catalog, artifacts: Artifacts, text: str) -> RunAnswer:
     stages = [
         RunStage(
             stage=name,
-            uses=one.ingredients.uses if (one := made[name]) else "",
+            uses=manifest.ingredients.uses if (manifest := made[name]) else "",
             status=stage["status"],
-            artifact=label(one) if one else None,
-            reasons=[redacted(str(one)) for one in stage.get("reasons", [])],
+            artifact=label(manifest) if manifest else None,
+            reasons=[redacted(str(text)) for text in stage.get("reasons", [])],
             cause=redacted(str(stage.get("cause", ""))),
-            warnings=[redacted(str(one)) for one in stage.get("warnings", [])],
+            warnings=[redacted(str(text)) for text in stage.get("warnings", [])],
             started=str(stage.get("started_at", "")),
             seconds=stage.get("duration_s"),
             live=name in live and stage["status"] == "running",
@@ -175,7 +175,7 @@ def log_tail(catalog: Catalog, run_id: str, stage: str) -> str:
 def _child(folder: Path, name: str) -> Path | None:
     """The file or folder of this name that lies in a folder."""
     try:
-        return next((one for one in folder.iterdir() if one.name == name), None)
+        return next((child for child in folder.iterdir() if child.name == name), None)
     except OSError:
         return None
 
@@ -186,14 +186,14 @@ def measurements(artifacts: Artifacts) -> list[Measurement]:
     for manifest in artifacts.all():
         if manifest.ingredients.uses == EVALUATION and "results" in manifest.outputs:
             newest.setdefault(manifest.ingredients.stage, manifest)
-    found = []
+    listed = []
     for stage, manifest in list(newest.items())[:POLICIES]:
         try:
             file = artifacts.catalog.local(manifest, manifest.outputs["results"].path)
             rows = pq.read_table(file).to_pylist()
         except (OSError, StoreError):
             continue  # freed since the list was read
-        found += [
+        listed += [
             Measurement(
                 policy=row["policy"],
                 stage=stage,
@@ -208,7 +208,7 @@ def measurements(artifacts: Artifacts) -> list[Measurement]:
             for row in rows
             if row["level"] == -1 and not row.get("env") and row["decoding"] != "dev"
         ]
-    return found
+    return listed
 
 
 def control_of(row: dict[str, Any]) -> float | None:

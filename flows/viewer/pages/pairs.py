@@ -26,7 +26,7 @@ def pair_lines(artifacts: Artifacts, artifact: str | None, offset: int, limit: i
     shown = artifact or next(iter(made))
     with _file(artifacts, *_named(made, shown)) as file:
         table = file.read(list(LINES))
-    lines = [PairLine(**one) for one in table.slice(offset, limit).to_pylist()]
+    lines = [PairLine(**line) for line in table.slice(offset, limit).to_pylist()]
     return PairLines(artifacts=list(made), artifact=shown, total=table.num_rows, pairs=lines)
 
 
@@ -42,8 +42,8 @@ def _with_pairs(artifacts: Artifacts) -> list[tuple[Manifest, OutputRecord]]:
 
 def _named(made: dict[str, tuple[Manifest, OutputRecord]], artifact: str) -> tuple[Manifest, OutputRecord]:
     if artifact not in made:
-        said = f"no artifact {artifact[:100]!r} holds pairs"
-        raise RefusedError(said, field="artifact", allowed=list(made), status=404)
+        reason = f"no artifact {artifact[:100]!r} holds pairs"
+        raise RefusedError(reason, field="artifact", allowed=list(made), status=404)
     return made[artifact]
 
 
@@ -62,19 +62,23 @@ def pair_scalars(artifacts: Artifacts, artifact: str, pair_id: str) -> tuple[Man
 def _place(file: pq.ParquetFile, artifact: str, pair_id: str) -> tuple[int, str | None, str | None]:
     """Where a pair is in a file, and the pairs before and after it."""
     ids = file.read(["pair_id"])["pair_id"]
-    place = pc.index(ids, pair_id).as_py()
-    if place < 0:
+    index = pc.index(ids, pair_id).as_py()
+    if index < 0:
         raise RefusedError(f"{artifact} has no pair {pair_id[:100]!r}", field="pair_id", status=404)
-    before = ids[place - 1].as_py() if place else None
-    return place, before, ids[place + 1].as_py() if place + 1 < len(ids) else None
+    before = ids[index - 1].as_py() if index else None
+    return index, before, ids[index + 1].as_py() if index + 1 < len(ids) else None
 
 
 def pair_answer(artifacts: Artifacts, artifact: str, pair_id: str) -> PairAnswer:
     manifest, pair = pair_scalars(artifacts, artifact, pair_id)
-    output = next(one for one in manifest.outputs.values() if one.kind is Kind.PAIRS)
+    output = next(record for record in manifest.outputs.values() if record.kind is Kind.PAIRS)
     with _file(artifacts, manifest, output) as file:
         _, before, after = _place(file, artifact, pair_id)
-    trained = [one for one in artifacts.all() if _reads(one, manifest) and "rows" in one.outputs]
+    trained = [
+        trained_manifest
+        for trained_manifest in artifacts.all()
+        if _reads(trained_manifest, manifest) and "rows" in trained_manifest.outputs
+    ]
     sides = {side: _side(pair, side, _reference(artifacts, trained, pair, side)) for side in SIDES}
     chosen, rejected = sides["chosen"].ref_logprob, sides["rejected"].ref_logprob
     return PairAnswer(
@@ -82,15 +86,15 @@ def pair_answer(artifacts: Artifacts, artifact: str, pair_id: str) -> PairAnswer
         chosen=sides["chosen"],
         rejected=sides["rejected"],
         margin=None if chosen is None or rejected is None else chosen - rejected,
-        trained_by=[label(one) for one in trained],
+        trained_by=[label(trained_manifest) for trained_manifest in trained],
         previous=before,
         next=after,
     )
 
 
 def _reads(manifest: Manifest, pairs: Manifest) -> bool:
-    records = [one for each in manifest.ingredients.inputs.values() for one in each]
-    return any((one.stage, one.fingerprint) == (pairs.ingredients.stage, pairs.fingerprint) for one in records)
+    records = [record for each in manifest.ingredients.inputs.values() for record in each]
+    return any((record.stage, record.fingerprint) == (pairs.ingredients.stage, pairs.fingerprint) for record in records)
 
 
 def _side(pair: TrainingScalars, side: str, reference: float | None) -> PairSide:

@@ -33,12 +33,12 @@ class Points:
     def inside(self, corners: np.ndarray) -> np.ndarray:
         """Which points lie in a polygon [corners, 2], by the parity of the edges that a ray crosses; [texts]."""
         x, y = self.places[:, 0], self.places[:, 1]
-        found = np.zeros(len(x), dtype=bool)
+        is_inside = np.zeros(len(x), dtype=bool)
         for (x1, y1), (x2, y2) in zip(corners, np.roll(corners, -1, axis=0), strict=True):
             if y1 != y2:
                 crosses = (y1 > y) != (y2 > y)
-                found ^= crosses & (x < (x2 - x1) * (y - y1) / (y2 - y1) + x1)
-        return found
+                is_inside ^= crosses & (x < (x2 - x1) * (y - y1) / (y2 - y1) + x1)
+        return is_inside
 
     def rows_inside(self, corners: np.ndarray, snapshot: Snapshot) -> np.ndarray:
         """Which rows have a point in a polygon, [rows]."""
@@ -48,9 +48,9 @@ class Points:
     def of_rows(self, snapshot: Snapshot) -> np.ndarray:
         """The number of each row's point, -1 if its prompt has none, [rows]."""
         key = f"points {self.frame} {len(self.texts)}"
-        found = snapshot.kept.get_or(key, lambda: self._of_rows(snapshot))
-        assert isinstance(found, np.ndarray)
-        return found
+        row_numbers = snapshot.kept.get_or(key, lambda: self._of_rows(snapshot))
+        assert isinstance(row_numbers, np.ndarray)
+        return row_numbers
 
     def _of_rows(self, snapshot: Snapshot) -> np.ndarray:
         kinds = {"prompt": pl.String, "point": pl.Int32}
@@ -66,8 +66,8 @@ def frame_of(state: State, frame: str | None) -> str:
     made, _, number = (frame or f"{identity}-{state.texts}").partition("-")
     fitted = int(number) if number.isascii() and number.isdigit() and len(number) < 12 else 0
     if made != identity or not 0 < fitted <= state.texts:
-        said = "the search index was made anew since this link was copied, so its map is another one"
-        raise RefusedError(said, field="lasso", following="open the map without a lasso", status=409)
+        reason = "the search index was made anew since this link was copied, so its map is another one"
+        raise RefusedError(reason, field="lasso", following="open the map without a lasso", status=409)
     return f"{identity}-{fitted}"
 
 
@@ -87,26 +87,31 @@ def lasso(text: str) -> tuple[str, np.ndarray]:
     """The frame and the corners [corners, 2] of ``FRAME:x,y;x,y;...``. Raises RefusedError if it is something else."""
     frame, _, rest = text.partition(":")
     try:
-        corners = np.array([[float(one) for one in corner.split(",")] for corner in rest.split(";")])
+        corners = np.array([[float(coordinate) for coordinate in corner.split(",")] for corner in rest.split(";")])
     except ValueError:
         corners = np.zeros(0)
     if corners.ndim != 2 or corners.shape[1] != 2 or not 3 <= len(corners) <= CORNERS or not np.isfinite(corners).all():
-        said = f"{text[:80]!r} is no lasso of 3 to {CORNERS} corners"
-        raise RefusedError(said, field="lasso", allowed=["FRAME:x,y;x,y;x,y"])
+        reason = f"{text[:80]!r} is no lasso of 3 to {CORNERS} corners"
+        raise RefusedError(reason, field="lasso", allowed=["FRAME:x,y;x,y;x,y"])
     return frame, corners
 
 
-def point_table(found: Points, snapshot: Snapshot, mask: np.ndarray | None) -> pa.Table:
+def point_table(points_drawn: Points, snapshot: Snapshot, mask: np.ndarray | None) -> pa.Table:
     """A record for each point that has rows: its place, its rows in a mask, and how many of those with an outcome
     succeeded. ``unplaced`` of the metadata counts rows of the mask without a point."""
-    numbers = found.of_rows(snapshot)
-    counts = _counted(numbers, snapshot, mask, len(found.texts))
-    there = np.bincount(numbers[numbers >= 0], minlength=len(found.texts)) > 0
-    columns = {"x": found.places[:, 0], "y": found.places[:, 1], **counts}
+    numbers = points_drawn.of_rows(snapshot)
+    counts = _counted(numbers, snapshot, mask, len(points_drawn.texts))
+    there = np.bincount(numbers[numbers >= 0], minlength=len(points_drawn.texts)) > 0
+    columns = {"x": points_drawn.places[:, 0], "y": points_drawn.places[:, 1], **counts}
     unplaced = int((numbers < 0).sum() if mask is None else (numbers[mask] < 0).sum())
-    told = {"frame": found.frame, "version": snapshot.version, "behind": found.behind, "unplaced": unplaced}
+    metadata = {
+        "frame": points_drawn.frame,
+        "version": snapshot.version,
+        "behind": points_drawn.behind,
+        "unplaced": unplaced,
+    }
     table = pa.table({name: pa.array(values[there]) for name, values in columns.items()})
-    return table.replace_schema_metadata({name: str(value) for name, value in told.items()})
+    return table.replace_schema_metadata({name: str(value) for name, value in metadata.items()})
 
 
 def _counted(numbers: np.ndarray, snapshot: Snapshot, mask: np.ndarray | None, size: int) -> dict[str, np.ndarray]:
@@ -120,15 +125,15 @@ def _counted(numbers: np.ndarray, snapshot: Snapshot, mask: np.ndarray | None, s
         "scored": episodes & outcomes.is_not_null().to_numpy(),
         "solved": episodes & outcomes.fill_null(False).to_numpy(),
     }
-    return {name: np.bincount(numbers[one], minlength=size).astype(np.int32) for name, one in kinds.items()}
+    return {name: np.bincount(numbers[is_kind], minlength=size).astype(np.int32) for name, is_kind in kinds.items()}
 
 
-def prompts(found: Points, snapshot: Snapshot, mask: np.ndarray | None) -> tuple[list[MapPrompt], int]:
+def prompts(points_drawn: Points, snapshot: Snapshot, mask: np.ndarray | None) -> tuple[list[MapPrompt], int]:
     """The prompts with the most rows in a mask, and how many have any."""
-    counts = _counted(found.of_rows(snapshot), snapshot, mask, len(found.texts))
+    counts = _counted(points_drawn.of_rows(snapshot), snapshot, mask, len(points_drawn.texts))
     order = np.argsort(-counts["rows"], kind="stable")
     some = int((counts["rows"] > 0).sum())
-    return [_prompt(found.texts[number], counts, int(number)) for number in order[: min(some, PROMPTS)]], some
+    return [_prompt(points_drawn.texts[number], counts, int(number)) for number in order[: min(some, PROMPTS)]], some
 
 
 def _prompt(text: str, counts: dict[str, np.ndarray], number: int) -> MapPrompt:
@@ -140,9 +145,9 @@ def _prompt(text: str, counts: dict[str, np.ndarray], number: int) -> MapPrompt:
 def placed(index: SearchIndex, state: State, names: Sequence[str]) -> tuple[pl.DataFrame, int]:
     """Scalar columns of the rows whose prompts the index holds, with ``projection_x`` and ``projection_y``, and how
     many rows it does not hold."""
-    found = points(index, state, frame_of(state, None))
-    kinds = {"projection_x": found.places[:, 0], "projection_y": found.places[:, 1]}
-    known = pl.DataFrame({"prompt": found.texts, **kinds}, schema_overrides={"prompt": pl.String})
+    points_drawn = points(index, state, frame_of(state, None))
+    kinds = {"projection_x": points_drawn.places[:, 0], "projection_y": points_drawn.places[:, 1]}
+    known = pl.DataFrame({"prompt": points_drawn.texts, **kinds}, schema_overrides={"prompt": pl.String})
     rows = index.buffer.scan().select(names).collect()
     both = rows.join(known, on="prompt").sort("trajectory_id")
     return both, rows.height - both.height

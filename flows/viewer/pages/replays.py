@@ -55,8 +55,8 @@ class Replays:
             if known is not None and known.problem is None:
                 return known
             if work is not None and work.key != key:
-                said = f"step {work.key[1]} of {work.key[0][:80]} is computed now; one is computed at a time"
-                raise RefusedError(said, following="wait for it, or stop it", status=409)
+                reason = f"step {work.key[1]} of {work.key[0][:80]} is computed now; one is computed at a time"
+                raise RefusedError(reason, following="wait for it, or stop it", status=409)
             if work is None:
                 self._known.pop(key, None)
                 work = self._at_work = _AtWork(key, self._begin(manifest, step, settings), time.monotonic())
@@ -67,10 +67,10 @@ class Replays:
         """The replays of a step, oldest first."""
         _, wanted = self._key(artifact, step, [])
         with self._lock:
-            found = [one for key, one in self._known.items() if key[:2] == wanted[:2]]
+            answers = [answer for key, answer in self._known.items() if key[:2] == wanted[:2]]
             if (work := self._at_work) is not None and work.key[:2] == wanted[:2]:
-                found.append(_working(work))
-        return Replayings(replays=found)
+                answers.append(_working(work))
+        return Replayings(replays=answers)
 
     def stop(self) -> None:
         """End the replay that runs now, if one does."""
@@ -84,16 +84,16 @@ class Replays:
         return manifest, (f"{manifest.ingredients.stage}/{manifest.fingerprint}", step, tuple(settings))
 
     def _begin(self, manifest: Manifest, step: int, settings: list[str]) -> "subprocess.Popen[str]":
-        options = [f"--step={step}", *(f"--set={one}" for one in settings), f"--store={self.store}", "--json"]
+        options = [f"--step={step}", *(f"--set={setting}" for setting in settings), f"--store={self.store}", "--json"]
         return begun("replay", *options, "--", f"{manifest.ingredients.stage}/{manifest.fingerprint}")
 
     def _wait(self, work: _AtWork) -> None:
         out, error = work.process.communicate()
-        found = replayed(work.key, out, error, time.monotonic() - work.began)
+        answer = replayed(work.key, out, error, time.monotonic() - work.began)
         if work.stopped:
-            found = _answer(work.key, seconds=found.seconds, problem="it was stopped")
+            answer = _answer(work.key, seconds=answer.seconds, problem="it was stopped")
         with self._lock:
-            self._known.get_or(work.key, lambda: found)
+            self._known.get_or(work.key, lambda: answer)
             self._at_work = None
 
 
@@ -105,11 +105,11 @@ def replayed(key: Key, out: str, error: str, seconds: float) -> ReplayAnswer:
     """What `agentrl replay --json` printed."""
     try:
         document = json.loads(out)
-        said = {name: document[name] for name in ("rows", "recorded", "replayed", "equal")}
+        numbers = {name: document[name] for name in ("rows", "recorded", "replayed", "equal")}
     except (ValueError, KeyError):
         lines = error.strip().splitlines() or ["it ended without a word"]
         return _answer(key, seconds=seconds, problem=lines[-1].removeprefix("error: ")[:500])
-    return _answer(key, seconds=seconds, **said)
+    return _answer(key, seconds=seconds, **numbers)
 
 
 def _answer(key: Key, **values: Any) -> ReplayAnswer:

@@ -34,15 +34,15 @@ def runs_compared(catalog: Catalog, snapshot: Snapshot | None, a: str | None, b:
     after = _found(catalog, "b", b) if b else (runs[0] if runs else None)
     before = _found(catalog, "a", a) if a else _before(runs, after)
     both = before is not None and after is not None
-    found = diff_runs(catalog, before, after) if before and after else {}
+    differing = diff_runs(catalog, before, after) if before and after else {}
     shared = [name for name in before["stages"] if name in after["stages"]] if before and after else []
     return RunsCompared(
         version=None if snapshot is None else snapshot.version,
         runs=[_name(run) for run in runs[:RUNS]],
         a=_side(before) if before else None,
         b=_side(after) if after else None,
-        same=[name for name in shared if name not in found] if both else [],
-        stages=[_stage(name, one, catalog, before, after, snapshot) for name, one in found.items()],
+        same=[name for name in shared if name not in differing] if both else [],
+        stages=[_stage(name, difference, catalog, before, after, snapshot) for name, difference in differing.items()],
     )
 
 
@@ -72,20 +72,22 @@ def _side(run: Run) -> RunSide:
 
 
 def _stage(
-    name: str, found: dict[str, Any], catalog: Catalog, a: Run | None, b: Run | None, snapshot: Snapshot | None
+    name: str, difference: dict[str, Any], catalog: Catalog, a: Run | None, b: Run | None, snapshot: Snapshot | None
 ) -> StageDifference:
     return StageDifference(
         stage=name,
-        only_in=found.get("only_in"),
-        ingredients=found.get("ingredients", []),
-        metrics=_values(found.get("metrics", {})),
-        rows=_values(found.get("rows", {})),
-        changed=list(_changed(catalog, name, a, b, snapshot)) if a and b and snapshot and "metrics" in found else [],
+        only_in=difference.get("only_in"),
+        ingredients=difference.get("ingredients", []),
+        metrics=_values(difference.get("metrics", {})),
+        rows=_values(difference.get("rows", {})),
+        changed=list(_changed(catalog, name, a, b, snapshot))
+        if a and b and snapshot and "metrics" in difference
+        else [],
     )
 
 
-def _values(found: dict[str, list[Any]]) -> list[TwoValues]:
-    return [TwoValues(name=name, a=a, b=b) for name, (a, b) in found.items()]
+def _values(values_of: dict[str, list[Any]]) -> list[TwoValues]:
+    return [TwoValues(name=name, a=a, b=b) for name, (a, b) in values_of.items()]
 
 
 def _changed(catalog: Catalog, stage: str, a: Run, b: Run, snapshot: Snapshot) -> Iterator[ChangedRows]:
@@ -97,7 +99,7 @@ def _changed(catalog: Catalog, stage: str, a: Run, b: Run, snapshot: Snapshot) -
     for name, output in before.outputs.items():
         if output.kind is Kind.TRAJECTORIES and name in after.outputs:
             try:
-                ids = [_ids(catalog, one, name) for one in (before, after)]
+                ids = [_ids(catalog, run, name) for run in (before, after)]
             except (OSError, StoreError):
                 continue  # freed since the manifest was read
             if not ids[0].equals(ids[1]):
@@ -129,7 +131,9 @@ def _compared(
         differing=differing.height,
         only_a=sides[0].height - both.height,
         only_b=sides[1].height - both.height,
-        examples=[TaskOutcomes(**one | {"prompt": one["prompt"][:PROMPT]}) for one in differing.head(TASKS).to_dicts()],
+        examples=[
+            TaskOutcomes(**task | {"prompt": task["prompt"][:PROMPT]}) for task in differing.head(TASKS).to_dicts()
+        ],
     )
 
 

@@ -45,15 +45,15 @@ def save(reader: "StoreReader", question: SaveQuery) -> SavedSelection:
     with TemporaryDirectory() as folder:
         if part is not None or question.ids:
             options.append(f"--ids={_written(Path(folder) / 'ids.txt', chosen['trajectory_id'])}")
-        told = _selected(options, question.name)
+        answer = _selected(options, question.name)
     reader.artifacts.forget()
-    artifact = f"{question.name}/{told['fingerprint'][:8]}"
+    artifact = f"{question.name}/{answer['fingerprint'][:8]}"
     return SavedSelection(
         artifact=artifact,
-        rows=told["rows"],
+        rows=answer["rows"],
         version=snapshot.version,
-        again=told["again"],
-        before=told["before"],
+        again=answer["again"],
+        before=answer["before"],
         other_splits=_of_other_splits(chosen),
         absent=part.absent if part else 0,
         wiring=f"inputs: {{trajectories: {artifact}}}",
@@ -64,8 +64,8 @@ def rule(reader: "StoreReader", question: Filtered) -> RuleText:
     """A filter as a rule. Raises RefusedError if no rule chooses the same rows."""
     for name in ("among", "rule", "lasso"):
         if getattr(question, name):
-            said = f"a rule is a filter alone, and cannot hold {name!r}"
-            raise RefusedError(said, field=name, following="save the rows by a name instead")
+            reason = f"a rule is a filter alone, and cannot hold {name!r}"
+            raise RefusedError(reason, field=name, following="save the rows by a name instead")
     where = question.filter.strip()
     if not where:
         raise RefusedError("there is no filter to copy as a rule", field="filter", following="write a filter first")
@@ -86,12 +86,12 @@ def _chosen(reader: "StoreReader", question: Filtered, snapshot: Snapshot) -> pl
     ids = list(dict.fromkeys(getattr(question, "ids", [])))
     if not ids:
         return rows
-    found = rows.filter(pl.col("trajectory_id").is_in(ids))
-    if found.height < len(ids):
-        lost = [one for one in ids if one not in set(found["trajectory_id"])]
-        said = f"{len(lost)} of {len(ids)} rows are not there, in version {snapshot.version}: {lost[0][:100]!r}"
-        raise RefusedError(said, field="ids", status=404)
-    return found
+    matches = rows.filter(pl.col("trajectory_id").is_in(ids))
+    if matches.height < len(ids):
+        lost = [row_id for row_id in ids if row_id not in set(matches["trajectory_id"])]
+        reason = f"{len(lost)} of {len(ids)} rows are not there, in version {snapshot.version}: {lost[0][:100]!r}"
+        raise RefusedError(reason, field="ids", status=404)
+    return matches
 
 
 def _of_other_splits(rows: pl.DataFrame) -> int:
@@ -100,9 +100,9 @@ def _of_other_splits(rows: pl.DataFrame) -> int:
 
 def _written(path: Path, ids: pl.Series) -> Path:
     """A file with an id in each line."""
-    for one in ids:
-        if "\n" in one or "\r" in one:
-            raise RefusedError(f"row {one[:100]!r} has a line break in its id, and cannot be saved", field="ids")
+    for row_id in ids:
+        if "\n" in row_id or "\r" in row_id:
+            raise RefusedError(f"row {row_id[:100]!r} has a line break in its id, and cannot be saved", field="ids")
     path.write_text("\n".join(ids), encoding="utf-8", newline="\n")
     return path
 
@@ -112,13 +112,13 @@ def _selected(options: list[str], name: str) -> dict[str, Any]:
     try:
         done = command_of("buffer", "select", *options, "--", name, patience=PATIENCE_S)
     except subprocess.TimeoutExpired:
-        said = f"saving took more than {PATIENCE_S:g} s and was given up"
-        raise RefusedError(said, following="save again; what is there already is found", status=503) from None
+        reason = f"saving took more than {PATIENCE_S:g} s and was given up"
+        raise RefusedError(reason, following="save again; what is there already is found", status=503) from None
     if done.returncode:
         _, _, error = done.stderr.strip().rpartition("error: ")
         raise RefusedError(error[:500] or "saving failed without a word", field="name", status=409)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def _same_in_queries(snapshot: Snapshot, where: str) -> None:
@@ -127,10 +127,10 @@ def _same_in_queries(snapshot: Snapshot, where: str) -> None:
     _, names = filters.expression(where, COLUMNS)
     rows = snapshot.columns(names or ["segment"]).lazy().with_row_index("place of row")
     try:
-        found = sql.matching(rows, where, "the filter").select("place of row").collect()["place of row"]
+        matches = sql.matching(rows, where, "the filter").select("place of row").collect()["place of row"]
     except (StoreError, pl.exceptions.PolarsError) as error:
         raise filters.bad(f"rules and selections cannot hold this filter: {filters.first_line(error)}") from None
-    if mask is None or not np.array_equal(np.sort(found.to_numpy()), np.flatnonzero(mask)):
+    if mask is None or not np.array_equal(np.sort(matches.to_numpy()), np.flatnonzero(mask)):
         raise filters.bad("rules and selections would choose other rows by this filter; write it in another way")
 
 
@@ -140,7 +140,8 @@ def _as_yaml(where: str) -> str:
     from agentrl.pipelines.file import yaml_text
 
     quoted = "".join(
-        one if one.isprintable() else f"\\U{ord(one):08x}" for one in json.dumps(where, ensure_ascii=False)
+        character if character.isprintable() else f"\\U{ord(character):08x}"
+        for character in json.dumps(where, ensure_ascii=False)
     )
     text = f"{{rule: filter, where: {quoted}}}"
     wanted = {"rule": "filter", "where": where}

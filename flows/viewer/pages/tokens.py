@@ -88,11 +88,11 @@ def _or_null(values: np.ndarray, count: int) -> pa.Array:
 
 def _versions(spans: pa.Scalar, count: int) -> pa.Array:
     """The version of the weights that sampled each token; null outside of all spans."""
-    found, known = np.zeros(count, np.int32), np.zeros(count, dtype=bool)
+    versions, known = np.zeros(count, np.int32), np.zeros(count, dtype=bool)
     for span in spans.as_py():
-        found[span["start"] : span["end"]] = span["version"]
+        versions[span["start"] : span["end"]] = span["version"]
         known[span["start"] : span["end"]] = True
-    return pa.array(found, mask=~known)
+    return pa.array(versions, mask=~known)
 
 
 def _lenses(count: int, trained_on: LearnedTokens | None) -> tuple[dict[str, pa.Array], dict[str, str]]:
@@ -107,12 +107,12 @@ def _lenses(count: int, trained_on: LearnedTokens | None) -> tuple[dict[str, pa.
         values = trained_on.values(column)
         return None if values is None else _or_null(values, count)
 
-    found = {"weight": lens("weights"), "trained": pa.array(trained), "step": None}
+    lenses = {"weight": lens("weights"), "trained": pa.array(trained), "step": None}
     if steps := trained_on.learned.steps:
-        found["step"] = pa.array(np.full(count, steps[-1], np.int32), mask=~trained)
-    found |= {name: lens(column) for name, column in RECORDED.items()}
-    said = f"{label} did not record it; `agentrl replay` computes one of its steps again"
+        lenses["step"] = pa.array(np.full(count, steps[-1], np.int32), mask=~trained)
+    lenses |= {name: lens(column) for name, column in RECORDED.items()}
+    reason = f"{label} did not record it; `agentrl replay` computes one of its steps again"
     return (
-        {name: values for name, values in found.items() if values is not None},
-        {name: said for name, values in found.items() if values is None},
+        {name: values for name, values in lenses.items() if values is not None},
+        {name: reason for name, values in lenses.items() if values is None},
     )

@@ -43,14 +43,16 @@ ALWAYS = [
 
 def stages(catalog: Catalog, artifacts: Artifacts, kept: Recent[str, TrainingStage]) -> TrainingStages:
     """What trained, and what trains now. ``kept`` are those that were read before."""
-    found = [one for run in all_runs(catalog)[:RUNS] for one in _without_artifact(catalog, artifacts, run)]
+    listed = [
+        unfinished for run in all_runs(catalog)[:RUNS] for unfinished in _without_artifact(catalog, artifacts, run)
+    ]
     for manifest in artifacts.all():
         if manifest.ingredients.uses.startswith("train.") and "metrics" in manifest.outputs:
             try:
-                found.append(kept.get_or(manifest.fingerprint, partial(_at_rest, artifacts, manifest)))
+                listed.append(kept.get_or(manifest.fingerprint, partial(_at_rest, artifacts, manifest)))
             except (OSError, StoreError):
                 continue  # freed since the list was read
-    return TrainingStages(stages=found)
+    return TrainingStages(stages=listed)
 
 
 def _at_rest(artifacts: Artifacts, manifest: Manifest) -> TrainingStage:
@@ -103,11 +105,15 @@ def _metrics(artifacts: Artifacts, manifest: Manifest) -> pq.ParquetFile:
 
 def trained(artifacts: Artifacts, artifact: str) -> Manifest:
     """The training artifact of this name. Raises RefusedError if there is none."""
-    found = artifacts.named(artifact)
-    if found is None or "metrics" not in found.outputs:
-        known = [label(one) for one in artifacts.all() if one.ingredients.uses.startswith("train.")]
+    manifest = artifacts.named(artifact)
+    if manifest is None or "metrics" not in manifest.outputs:
+        known = [
+            label(known_manifest)
+            for known_manifest in artifacts.all()
+            if known_manifest.ingredients.uses.startswith("train.")
+        ]
         raise RefusedError(f"{artifact[:100]!r} trained nothing", field="artifact", allowed=known, status=404)
-    return found
+    return manifest
 
 
 def metrics(artifacts: Artifacts, artifact: str) -> pa.Table:
@@ -142,10 +148,10 @@ def _version_at(artifacts: Artifacts, manifest: Manifest, step: int) -> int | No
 
 def lines(catalog: Catalog, run_id: str, stage: str, cursor: int) -> LiveAnswer:
     """The lines of a live log after a cursor. Raises RefusedError if there is no such log."""
-    found = lines_after(catalog.place, run_id, stage, cursor)
-    if found is None:
+    live = lines_after(catalog.place, run_id, stage, cursor)
+    if live is None:
         raise RefusedError(f"run {run_id[:80]!r} has no live log of stage {stage[:80]!r}", field="stage", status=404)
-    return LiveAnswer(lines=found.lines, cursor=found.cursor, restarted=found.cursor < cursor)
+    return LiveAnswer(lines=live.lines, cursor=live.cursor, restarted=live.cursor < cursor)
 
 
 class Pulses:
@@ -169,19 +175,23 @@ class Pulses:
             return self._pulse
 
     def _look(self) -> Pulse:
-        place = self.catalog.place
-        written = dict(place.beside("runs"))
+        storage = self.catalog.place
+        written = dict(storage.beside("runs"))
         if written != self._written or time.monotonic() > self._runs_until:
             self._runs, self._written = all_runs(self.catalog)[:RUNS], written
             self._runs_until = time.monotonic() + RUNS_S
         working = [run for run in self._runs if run["state"] == "running"]
         live = {
-            f"{run['run_id']}/{stage}": length(place, run["run_id"], stage)
+            f"{run['run_id']}/{stage}": length(storage, run["run_id"], stage)
             for run in working
-            for stage in live_stages(place, run["run_id"])
+            for stage in live_stages(storage, run["run_id"])
         }
         states = {run["run_id"]: run["state"] for run in self._runs}
-        at_work = {f"{run['run_id']}/{name}": one["status"] for run in working for name, one in run["stages"].items()}
+        at_work = {
+            f"{run['run_id']}/{name}": stage_run["status"]
+            for run in working
+            for name, stage_run in run["stages"].items()
+        }
         return Pulse(version=self.tables.buffer.version, runs=states, stages=at_work, live=live)
 
 
@@ -189,16 +199,16 @@ async def events(pulses: Pulses, ended: Callable[[], bool]) -> AsyncIterator[byt
     """A pulse at once and whenever it differs from the last one, as server-sent events, until the server ends. A
     comment now and then keeps the connection open, and notices that the client is gone."""
     last: Pulse | None = None
-    found: Pulse | None
+    pulse: Pulse | None
     quiet = 0.0
     while not ended():
         try:
-            found = await anyio.to_thread.run_sync(pulses.look)
+            pulse = await anyio.to_thread.run_sync(pulses.look)
         except (OSError, StoreError):  # a store that is away may be back the next time
-            found = last
-        if found is not None and found != last:
-            last, quiet = found, 0.0
-            yield f"data: {found.model_dump_json()}\n\n".encode()
+            pulse = last
+        if pulse is not None and pulse != last:
+            last, quiet = pulse, 0.0
+            yield f"data: {pulse.model_dump_json()}\n\n".encode()
         elif quiet >= 10:
             quiet = 0.0
             yield b": still here\n\n"

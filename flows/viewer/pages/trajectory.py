@@ -66,10 +66,10 @@ def content(
 ) -> dict[str, Any]:
     """What a row says by itself. ``whole`` says that no text is cut."""
     messages = row["messages"][0].as_py()
-    found = list(breaches(row, messages, artifacts, sampled))
+    breaches_found = list(breaches(row, messages, artifacts, sampled))
     errors, cut = failed(messages, scalars["n_tool_errors"]), None if whole else CUT_JSON
     tools, state = row["tools"][0].as_py(), row["final_state"][0].as_py()
-    turns = (turn(number, one, number in errors, None) for number, one in enumerate(messages))
+    turns = (turn(number, message, number in errors, None) for number, message in enumerate(messages))
     return {
         "row": scalars if whole else {name: _cut(value) for name, value in scalars.items()},
         "messages": list(turns if whole else _shown(messages, errors)),
@@ -77,20 +77,20 @@ def content(
         "tools_characters": len(tools),
         "final_state": state[:cut],
         "final_state_characters": len(state),
-        "reward_components": [Component(**one) for one in row["reward_components"][0].as_py()],
+        "reward_components": [Component(**component) for component in row["reward_components"][0].as_py()],
         "tags": row["tags"][0].as_py(),
-        "spans": [VersionSpan(**one) for one in row["spans"][0].as_py()],
+        "spans": [VersionSpan(**span) for span in row["spans"][0].as_py()],
         "lineage": _lineage(scalars, artifacts),
-        "proof": [Breach(token=token, rule=rule) for token, rule in sorted(found)[:BREACHES]],
-        "breaches": len(found),
+        "proof": [Breach(token=token, rule=rule) for token, rule in sorted(breaches_found)[:BREACHES]],
+        "breaches": len(breaches_found),
     }
 
 
 def _shown(messages: Sequence[dict[str, Any]], errors: set[int]) -> Iterator[ShownMessage]:
     """All messages. Texts are cut, and much shorter after a whole page of them."""
     left = WHOLE
-    for number, one in enumerate(messages):
-        made = turn(number, one, number in errors, CUT if left > 0 else CUT_MORE)
+    for number, message in enumerate(messages):
+        made = turn(number, message, number in errors, CUT if left > 0 else CUT_MORE)
         left -= len(made.content) + len(made.reasoning or "") + sum(len(call.arguments) for call in made.tool_calls)
         yield made
 
@@ -113,7 +113,7 @@ def one_message(row: pa.Table, number: int) -> ShownMessage:
 def failed(messages: Sequence[dict[str, Any]], n_errors: int) -> set[int]:
     """Numbers of the tools' answers that are known to be errors: those that say so. Of rows in which none says it of
     itself, as older ones, all if all failed, else those whose words say so."""
-    answers = [number for number, one in enumerate(messages) if one["role"] == "tool"]
+    answers = [number for number, message in enumerate(messages) if message["role"] == "tool"]
     if any(messages[number].get("error") is not None for number in answers):
         return {number for number in answers if messages[number].get("error")}
     if n_errors == len(answers):
@@ -123,8 +123,8 @@ def failed(messages: Sequence[dict[str, Any]], n_errors: int) -> set[int]:
 
 def turn(number: int, message: dict[str, Any], error: bool, cut: int | None) -> ShownMessage:
     content, reasoning = message["content"], message["reasoning"]
-    calls = [ShownCall(**{**one, "arguments": one["arguments"][:cut]}) for one in message["tool_calls"]]
-    texts = [content, reasoning or "", *(one["arguments"] for one in message["tool_calls"])]
+    calls = [ShownCall(**{**call, "arguments": call["arguments"][:cut]}) for call in message["tool_calls"]]
+    texts = [content, reasoning or "", *(call["arguments"] for call in message["tool_calls"])]
     return ShownMessage(
         number=number,
         role=message["role"],
@@ -166,17 +166,19 @@ def breaches(
         return
     for rule, broken in _rules(row, messages, mask):
         yield from ((int(token), rule) for token in np.flatnonzero(broken))
-    for one in artifacts.trained_on(row["trajectory_id"][0].as_py(), ids):
-        if one.mask is not None:
-            rule = f"{one.label} trained on it, and no policy sampled it"
-            yield from ((int(token), rule) for token in np.flatnonzero(one.mask & ~sampled))
+    for learned in artifacts.trained_on(row["trajectory_id"][0].as_py(), ids):
+        if learned.mask is not None:
+            rule = f"{learned.label} trained on it, and no policy sampled it"
+            yield from ((int(token), rule) for token in np.flatnonzero(learned.mask & ~sampled))
 
 
 def _rules(row: pa.Table, messages: Sequence[dict[str, Any]], mask: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     speaker = np.zeros(len(mask), np.int8)  # 1 the assistant, 2 another role
-    spanned = [one for one in messages if one["token_start"] is not None and one["token_end"] is not None]
-    for one in spanned:
-        speaker[one["token_start"] : one["token_end"]] = 1 if one["role"] == "assistant" else 2
+    spanned = [
+        message for message in messages if message["token_start"] is not None and message["token_end"] is not None
+    ]
+    for message in spanned:
+        speaker[message["token_start"] : message["token_end"]] = 1 if message["role"] == "assistant" else 2
     if spanned:
         yield NOT_ASSISTANT, mask & (speaker == 2)
         yield OUTSIDE, mask & (speaker == 0)
@@ -199,7 +201,7 @@ def _rules(row: pa.Table, messages: Sequence[dict[str, Any]], mask: np.ndarray) 
 
 def _lineage(row: dict[str, Any], artifacts: Artifacts) -> Made:
     made = artifacts.find(row["stage"], row["fingerprint"])
-    inputs = [] if made is None else [one for records in made.ingredients.inputs.values() for one in records]
+    inputs = [] if made is None else [record for records in made.ingredients.inputs.values() for record in records]
     policy = artifacts.named(row["policy"])
     return Made(
         made_by=Maker(
@@ -208,7 +210,7 @@ def _lineage(row: dict[str, Any], artifacts: Artifacts) -> Made:
             fingerprint=row["fingerprint"],
             run_id=row["run_id"],
             uses=made.ingredients.uses if made else "",
-            inputs=list(dict.fromkeys(f"{one.stage}/{one.fingerprint[:8]}" for one in inputs)),
+            inputs=list(dict.fromkeys(f"{record.stage}/{record.fingerprint[:8]}" for record in inputs)),
         ),
         policy=SampledBy(
             name=row["policy"],
@@ -218,18 +220,18 @@ def _lineage(row: dict[str, Any], artifacts: Artifacts) -> Made:
             learned_from=list(_learned_from(policy, artifacts)) if policy else [],
         ),
         learned_by=[
-            LearnedBy(stage=one.stage, fingerprint=one.fingerprint, steps=one.steps, models=one.models)
-            for one in artifacts.learned(row["trajectory_id"])
+            LearnedBy(stage=learned.stage, fingerprint=learned.fingerprint, steps=learned.steps, models=learned.models)
+            for learned in artifacts.learned(row["trajectory_id"])
         ],
     )
 
 
 def _learned_from(policy: Manifest, artifacts: Artifacts) -> Iterator[LearnedFrom]:
     """Rows and pairs that a model's stage read, and rows that it sampled itself to learn from."""
-    records = [one for each in policy.ingredients.inputs.values() for one in each]
-    read = [(artifacts.find(one.stage, one.fingerprint), one.output) for one in records]
-    outputs = [(one, one.outputs.get(name)) for one, name in read if one is not None]
-    outputs += [(policy, one) for one in policy.outputs.values()]
+    records = [record for each in policy.ingredients.inputs.values() for record in each]
+    read = [(artifacts.find(record.stage, record.fingerprint), record.output) for record in records]
+    outputs = [(manifest, manifest.outputs.get(name)) for manifest, name in read if manifest is not None]
+    outputs += [(policy, output) for output in policy.outputs.values()]
     for manifest, output in outputs:
         if output is not None and output.kind is Kind.TRAJECTORIES:
             yield LearnedFrom(artifact=label(manifest), kind="rows")

@@ -29,34 +29,39 @@ class Branch:
 def prefix_tree(sequences: Sequence[np.ndarray]) -> list[Branch]:
     """The tree of sequences, parents before children. Each branch is as long as its members agree; without a token that
     all begin with, there are several roots."""
-    found: list[Branch] = []
+    branches: list[Branch] = []
     todo: list[tuple[int | None, list[int], int]] = [(None, each, 0) for each in _by_token(sequences, 0)]
     while todo:
         parent, members, start = todo.pop(0)
         first = sequences[members[0]][start:]
-        end = start + min((common(first, sequences[one][start:]) for one in members), default=0)
-        place = len(found)
-        found.append(Branch(parent, start, end, members, [one for one in members if len(sequences[one]) == end]))
-        rest = [one for one in members if len(sequences[one]) > end]
-        todo += [(place, [rest[one] for one in each], end) for each in _by_token([sequences[one] for one in rest], end)]
-    return found
+        end = start + min((common(first, sequences[member][start:]) for member in members), default=0)
+        index = len(branches)
+        branches.append(
+            Branch(parent, start, end, members, [member for member in members if len(sequences[member]) == end])
+        )
+        rest = [member for member in members if len(sequences[member]) > end]
+        todo += [
+            (index, [rest[member] for member in each], end)
+            for each in _by_token([sequences[position] for position in rest], end)
+        ]
+    return branches
 
 
-def _by_token(sequences: Sequence[np.ndarray], place: int) -> list[list[int]]:
+def _by_token(sequences: Sequence[np.ndarray], offset: int) -> list[list[int]]:
     """Positions of the sequences that go on, by their token at ``place``, in the order in which tokens come first."""
     groups: dict[int, list[int]] = {}
-    for number, one in enumerate(sequences):
-        if len(one) > place:
-            groups.setdefault(int(one[place]), []).append(number)
+    for number, sequence in enumerate(sequences):
+        if len(sequence) > offset:
+            groups.setdefault(int(sequence[offset]), []).append(number)
     return list(groups.values())
 
 
 def columns_of_drawing(parents: Sequence[int | None]) -> list[int]:
     """How many branches are above each. Parents come before their children."""
-    found: list[int] = []
+    columns: list[int] = []
     for parent in parents:
-        found.append(0 if parent is None else found[parent] + 1)
-    return found
+        columns.append(0 if parent is None else columns[parent] + 1)
+    return columns
 
 
 def rows_of_drawing(parents: Sequence[int | None]) -> list[float]:
@@ -66,19 +71,19 @@ def rows_of_drawing(parents: Sequence[int | None]) -> list[float]:
     for number, parent in enumerate(parents):
         if parent is not None:
             children[parent].append(number)
-    found = [0.0] * len(parents)
+    heights = [0.0] * len(parents)
     leaves = 0
     todo = [number for number, parent in reversed(list(enumerate(parents))) if parent is None]
     while todo:
         number = todo.pop()
         if not children[number]:
-            found[number] = float(leaves)
+            heights[number] = float(leaves)
             leaves += 1
         todo += reversed(children[number])
     for number in reversed(range(len(parents))):
         if below := children[number]:
-            found[number] = (found[below[0]] + found[below[-1]]) / 2
-    return found
+            heights[number] = (heights[below[0]] + heights[below[-1]]) / 2
+    return heights
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
@@ -95,19 +100,19 @@ def drawn(
     text: Sequence[str],
 ) -> list[TreeBranch]:
     """Branches with what their members came to. ``text`` is that of each branch."""
-    parents = [one.parent for one in branches]
+    parents = [branch.parent for branch in branches]
     columns, places = columns_of_drawing(parents), rows_of_drawing(parents)
-    found = []
-    for number, one in enumerate(branches):
-        outcomes = [value for member in one.members if (value := success[member]) is not None]
-        rewards = [gained for member in one.members if (gained := reward[member]) is not None]
+    boxes = []
+    for number, branch in enumerate(branches):
+        outcomes = [value for member in branch.members if (value := success[member]) is not None]
+        rewards = [gained for member in branch.members if (gained := reward[member]) is not None]
         low, high = interval(rewards)
-        found.append(
+        boxes.append(
             TreeBranch(
-                parent=one.parent,
-                start=one.start,
-                end=one.end,
-                rows=len(one.members),
+                parent=branch.parent,
+                start=branch.start,
+                end=branch.end,
+                rows=len(branch.members),
                 n=len(outcomes),
                 success=fmean(outcomes) if outcomes else None,
                 rewarded=len(rewards),
@@ -115,9 +120,9 @@ def drawn(
                 low=low,
                 high=high,
                 text=text[number],
-                ends=[names[member] for member in one.ends[:ENDS]],
+                ends=[names[member] for member in branch.ends[:ENDS]],
                 x=columns[number],
                 y=places[number],
             )
         )
-    return found
+    return boxes

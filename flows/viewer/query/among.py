@@ -33,12 +33,12 @@ def part(artifacts: Artifacts, snapshot: Snapshot, artifact: str, rule: str | No
     it is not known, or recorded none."""
     manifest = artifacts.named(artifact)
     if manifest is None:
-        known = [label(one) for one in artifacts.all() if any(_selections(one))][:NAMED]
+        known = [label(manifest) for manifest in artifacts.all() if any(_selections(manifest))][:NAMED]
         raise RefusedError(f"there is no artifact {artifact[:100]!r}", field="among", allowed=known, status=404)
     key = f"among {manifest.ingredients.stage}/{manifest.fingerprint}/{rule or ''}"
-    found = snapshot.kept.get_or(key, lambda: _part(snapshot, _ids(artifacts, manifest, rule)))
-    assert isinstance(found, Subset)
-    return found
+    subset = snapshot.kept.get_or(key, lambda: _part(snapshot, _ids(artifacts, manifest, rule)))
+    assert isinstance(subset, Subset)
+    return subset
 
 
 def _part(snapshot: Snapshot, ids: pa.ChunkedArray) -> Subset:
@@ -48,7 +48,7 @@ def _part(snapshot: Snapshot, ids: pa.ChunkedArray) -> Subset:
 
 
 def _selections(manifest: Manifest) -> Iterator[str]:
-    return (one.path for one in manifest.outputs.values() if one.kind is Kind.TRAJECTORIES)
+    return (output.path for output in manifest.outputs.values() if output.kind is Kind.TRAJECTORIES)
 
 
 def _ids(artifacts: Artifacts, manifest: Manifest, rule: str | None) -> pa.ChunkedArray:
@@ -58,7 +58,7 @@ def _ids(artifacts: Artifacts, manifest: Manifest, rule: str | None) -> pa.Chunk
             ids = [_read(artifacts, manifest, path)["trajectory_id"] for path in _selections(manifest)]
             if not ids:
                 raise RefusedError(f"{name} ({manifest.ingredients.uses}) chose no rows", field="among", status=404)
-            return pa.chunked_array([chunk for one in ids for chunk in one.chunks], pa.string())
+            return pa.chunked_array([chunk for ids_of_part in ids for chunk in ids_of_part.chunks], pa.string())
         if "dropped" not in manifest.outputs:
             raise RefusedError(f"{name} did not record which rows it dropped", field="among", status=404)
         dropped = _read(artifacts, manifest, manifest.outputs["dropped"].path)

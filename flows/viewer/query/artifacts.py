@@ -41,15 +41,15 @@ class LearnedTokens:
     def values(self, column: str) -> np.ndarray | None:
         """A column of the training rows by the row's tokens, each from the last one that trains on it; NaN where none
         does. None if none of them has the column."""
-        found = None
+        lens = None
         for row, mask in self.rows:
             own = numbers(row[column], np.float32) if column in row else np.zeros(0, np.float32)
             if not len(own):
                 continue
-            found = np.full(len(mask), np.nan, np.float32) if found is None else found
-            places = np.flatnonzero(mask[: len(own)] & np.isnan(found[: len(own)]))
-            found[places] = own[places]
-        return found
+            lens = np.full(len(mask), np.nan, np.float32) if lens is None else lens
+            places = np.flatnonzero(mask[: len(own)] & np.isnan(lens[: len(own)]))
+            lens[places] = own[places]
+        return lens
 
     @property
     def label(self) -> str:
@@ -70,7 +70,7 @@ class Artifacts:
         """Newest first."""
         with self._lock:
             if time.monotonic() > self._until:
-                self._known = sorted(self.catalog.all(), key=lambda one: one.created_at, reverse=True)
+                self._known = sorted(self.catalog.all(), key=lambda manifest: manifest.created_at, reverse=True)
                 self._until = time.monotonic() + FRESH_S
             return self._known
 
@@ -83,8 +83,8 @@ class Artifacts:
         """By the beginning of a fingerprint, eight characters or more. A point and a number at its end, which rows have
         that ``--force`` made again, do not count. Nothing is looked up as a path."""
         wanted = fingerprint.partition(".")[0]
-        found = (one for one in self.all() if one.ingredients.stage == stage and len(wanted) >= 8)
-        return next((one for one in found if one.fingerprint.startswith(wanted)), None)
+        matches = (manifest for manifest in self.all() if manifest.ingredients.stage == stage and len(wanted) >= 8)
+        return next((manifest for manifest in matches if manifest.fingerprint.startswith(wanted)), None)
 
     def named(self, text: str) -> Manifest | None:
         """By STAGE/FINGERPRINT, as rows name their policies."""
@@ -98,7 +98,7 @@ class Artifacts:
 
     def trained_on(self, trajectory_id: str, ids: np.ndarray) -> list[LearnedTokens]:
         """What learned from a row with these token ids, newest first."""
-        found = []
+        learned_tokens = []
         for learned in self.learned(trajectory_id):
             manifest = self.find(learned.stage, learned.fingerprint)
             try:
@@ -106,8 +106,8 @@ class Artifacts:
             except (OSError, StoreError, pa.ArrowException):  # freed since the list was read
                 continue
             same = [(row, _mask(row, ids)) for row in rows]
-            found.append(LearnedTokens(learned, [(row, mask) for row, mask in same if mask is not None]))
-        return found
+            learned_tokens.append(LearnedTokens(learned, [(row, mask) for row, mask in same if mask is not None]))
+        return learned_tokens
 
     def _training_rows(self, manifest: Manifest, row_ids: list[str]) -> list[TrainingScalars]:
         """The last of the training rows of these ids, each read from its row group alone."""
@@ -115,7 +115,7 @@ class Artifacts:
         with pq.ParquetFile(self.catalog.open(manifest, output.path)) as file:
             names = file.read(["row_id"])["row_id"]
             places = np.flatnonzero(pc.is_in(names, value_set=pa.array(row_ids)).to_numpy())[-CANDIDATES:]
-            return [row_at(file, int(place)) for place in reversed(places)]
+            return [row_at(file, int(index)) for index in reversed(places)]
 
 
 def label(manifest: Manifest) -> str:
@@ -123,28 +123,28 @@ def label(manifest: Manifest) -> str:
     return f"{manifest.ingredients.stage}/{manifest.fingerprint[:8]}"
 
 
-def row_at(file: pq.ParquetFile, place: int) -> TrainingScalars:
+def row_at(file: pq.ParquetFile, index: int) -> TrainingScalars:
     """One row of a file, from its row group alone."""
     sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
     starts = np.cumsum([0, *sizes])
-    group = int(np.searchsorted(starts, place, side="right")) - 1
-    table = file.read_row_group(group).slice(place - int(starts[group]), 1)
+    group = int(np.searchsorted(starts, index, side="right")) - 1
+    table = file.read_row_group(group).slice(index - int(starts[group]), 1)
     return {name: table[name][0] for name in table.column_names}
 
 
 def _mask(row: TrainingScalars, ids: np.ndarray) -> np.ndarray | None:
     """Which of these tokens a training row trains on; None if its tokens are not those, or their beginning."""
-    theirs = numbers(row["input_ids"], np.int32)
-    if len(theirs) > len(ids) or not np.array_equal(theirs, ids[: len(theirs)]):
+    trained_ids = numbers(row["input_ids"], np.int32)
+    if len(trained_ids) > len(ids) or not np.array_equal(trained_ids, ids[: len(trained_ids)]):
         return None
-    found = np.zeros(len(ids), dtype=bool)
-    found[: len(theirs)] = numbers(row["mask"], bool)
-    return found
+    trained_mask = np.zeros(len(ids), dtype=bool)
+    trained_mask[: len(trained_ids)] = numbers(row["mask"], bool)
+    return trained_mask
 
 
 def numbers(values: pa.Scalar, kind: Any) -> np.ndarray:
     """The values of a list; none if it is null."""
     if values.values is None:
         return np.zeros(0, kind)
-    found: np.ndarray = values.values.to_numpy(zero_copy_only=False).astype(kind)
-    return found
+    array: np.ndarray = values.values.to_numpy(zero_copy_only=False).astype(kind)
+    return array

@@ -77,12 +77,12 @@ def check(query: str) -> str:
         raise bad(str(error).partition(". If you wrote")[0]) from None
     if filters.has_comment(text):
         raise bad("a query holds no comment here")
-    found = filters.tokens(text)
-    begins = found[0][1].lower() if found else ""
+    token_list = filters.tokens(text)
+    begins = token_list[0][1].lower() if token_list else ""
     if begins not in ("select", "with"):
         raise bad(f"a query begins with select or with, not with {begins[:40]!r}")
-    tables = {TABLE, *_named_queries(found)}
-    for (kind, value, end), (follows, after, _) in zip(found, [*found[1:], ("", "", 0)], strict=True):
+    tables = {TABLE, *_named_queries(token_list)}
+    for (kind, value, end), (follows, after, _) in zip(token_list, [*token_list[1:], ("", "", 0)], strict=True):
         word = value.lower() if kind == "word" else ""
         if kind == "other" and value not in _MARKS:
             raise bad(f"{value!r} has no place in a query here: it is one SELECT", sorted(_MARKS))
@@ -99,9 +99,9 @@ def check(query: str) -> str:
     return text
 
 
-def _named_queries(found: list[tuple[str, str, int]]) -> list[str]:
+def _named_queries(token_list: list[tuple[str, str, int]]) -> list[str]:
     """Names that WITH gives to queries."""
-    trios = zip(found, found[1:], found[2:], strict=False)
+    trios = zip(token_list, token_list[1:], token_list[2:], strict=False)
     return [name[1].lower().strip('"') for name, word, mark in trios if word[1].lower() == "as" and mark[1] == "("]
 
 
@@ -151,10 +151,10 @@ def answer(
     head, _, body = done.stdout.partition(b"\n")
     if not head:
         raise _too_much(_END.get(done.returncode, "ended its process").format(cpu_s=cpu_s, memory=memory))
-    told = json.loads(head)
-    if "error" in told:
-        raise _failed(told["error"])
-    return told["rows"], _first(body)
+    answer_head = json.loads(head)
+    if "error" in answer_head:
+        raise _failed(answer_head["error"])
+    return answer_head["rows"], _first(body)
 
 
 def _first(body: bytes) -> bytes:

@@ -48,14 +48,14 @@ class Spread:
 def facets(snapshot: Snapshot, text: str, among: np.ndarray | None = None) -> Facets:
     """How all rows spread, and those in the filter that are ``among`` those of a mask."""
     mask = both(snapshot.matching(text), among)
-    found = snapshot.kept.get_or("facets", lambda: spreads(snapshot))
-    assert isinstance(found, list)
-    total = len(found[0].codes)
+    spread_list = snapshot.kept.get_or("facets", lambda: spreads(snapshot))
+    assert isinstance(spread_list, list)
+    total = len(spread_list[0].codes)
     return Facets(
         version=snapshot.version,
         total=total,
         filtered=total if mask is None else int(mask.sum()),
-        facets=[spread.facet(mask) for spread in found],
+        facets=[spread.facet(mask) for spread in spread_list],
     )
 
 

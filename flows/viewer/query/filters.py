@@ -65,10 +65,10 @@ def check(text: str) -> None:
         raise bad(str(error).partition(". If you wrote")[0].replace("the query", "the filter")) from None
     if has_comment(text):
         raise bad("a filter holds no comment")
-    found = tokens(text)
-    if sum(value == "+" for _, value, _ in found) > MAX_SUMS:
+    token_list = tokens(text)
+    if sum(value == "+" for _, value, _ in token_list) > MAX_SUMS:
         raise bad(f"a filter adds at most {MAX_SUMS} times")
-    for (kind, value, end), (follows, after, _) in zip(found, [*found[1:], ("", "", 0)], strict=False):
+    for (kind, value, end), (follows, after, _) in zip(token_list, [*token_list[1:], ("", "", 0)], strict=False):
         word = value.lower()
         if kind == "other" and value not in _ALLOWED_MARKS:
             raise bad(f"{value!r} has no place in a filter", allowed=sorted(_ALLOWED_MARKS))
@@ -100,17 +100,17 @@ def expression(text: str, schema: pl.Schema) -> tuple[pl.Expr, list[str]]:
     and the one that was probably meant."""
     check(text)
     try:
-        found = pl.sql_expr(text)
-        names = list(dict.fromkeys(found.meta.root_names()))
+        parsed = pl.sql_expr(text)
+        names = list(dict.fromkeys(parsed.meta.root_names()))
         if unknown := [name for name in names if name not in schema]:
             raise _unknown(unknown[0], schema)
-        kind = pl.LazyFrame(schema=schema).select(found.alias("found")).collect_schema()["found"]
+        kind = pl.LazyFrame(schema=schema).select(parsed.alias("found")).collect_schema()["found"]
     except (PolarsError, PanicException) as error:
         first = first_line(error)
         raise bad(f"the filter is wrong: {_OF_TIMES if _WITH_A_TEXT in first else first}") from None
     if kind not in (pl.Boolean, pl.Null):
         raise bad(f"the filter gives {kind}, not true or false; compare it with something")
-    return found, names
+    return parsed, names
 
 
 def _unknown(name: str, schema: pl.Schema) -> RefusedError:

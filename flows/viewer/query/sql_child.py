@@ -25,9 +25,9 @@ TABLE = "trajectories"
 def answered(rows: pl.DataFrame, query: str, most: int, characters: int) -> pl.DataFrame:
     """At most ``most`` rows of the answer as texts, numbers and truths; texts are cut, and times are ISO 8601. Raises
     StoreError if the query fails."""
-    found = sql.execute({TABLE: rows.lazy()}, query, unsafe=True)  # nothing is left that could be unsafe
+    frame = sql.execute({TABLE: rows.lazy()}, query, unsafe=True)  # nothing is left that could be unsafe
     try:
-        return _plain(found.head(most).collect(), characters)
+        return _plain(frame.head(most).collect(), characters)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise sql.failed(error, {TABLE: rows.lazy()}, query) from None
 
@@ -85,16 +85,18 @@ def main() -> None:
     give_up(asked["seconds"], asked["memory"])
     body = io.BytesIO()
     try:
-        found = answered(rows, asked["query"], asked["most"], asked["characters"])
-        found.write_ipc_stream(body, compat_level=pl.CompatLevel.oldest())
-        told: dict[str, Any] = {"rows": found.height}
+        frame = answered(rows, asked["query"], asked["most"], asked["characters"])
+        frame.write_ipc_stream(body, compat_level=pl.CompatLevel.oldest())
+        answer_head: dict[str, Any] = {"rows": frame.height}
     except (StoreError, OSError) as error:
         refused = isinstance(error, OSError) or "(os error 24)" in str(error)  # EMFILE
-        told = {"error": f"the query opens a file: only the table {TABLE} is there" if refused else str(error)}
+        answer_head = {"error": f"the query opens a file: only the table {TABLE} is there" if refused else str(error)}
     if len(body.getvalue()) > asked["bytes"]:
-        told = {"error": f"the answer has more than {asked['bytes']:,} bytes; ask for fewer columns or shorter texts"}
-    sink.write(json.dumps(told).encode() + b"\n")
-    if "error" not in told:
+        answer_head = {
+            "error": f"the answer has more than {asked['bytes']:,} bytes; ask for fewer columns or shorter texts"
+        }
+    sink.write(json.dumps(answer_head).encode() + b"\n")
+    if "error" not in answer_head:
         sink.write(body.getvalue())
     sink.flush()
 

@@ -116,10 +116,12 @@ class Snapshot:
         for start in range(0, rows.height, ROWS_AT_ONCE):
             part = rows.slice(start, ROWS_AT_ONCE)
             try:
-                found = part.select(chosen.alias("found"))["found"].cast(pl.Boolean).fill_null(False)
+                is_match = part.select(chosen.alias("found"))["found"].cast(pl.Boolean).fill_null(False)
             except (PolarsError, PanicException) as error:
                 raise filters.bad(f"the filter fails on the data: {filters.first_line(error)}") from None
-            parts.append(np.broadcast_to(found.to_numpy(), part.height))  # an expression without columns is one value
+            parts.append(
+                np.broadcast_to(is_match.to_numpy(), part.height)
+            )  # an expression without columns is one value
             if time.monotonic() > until:
                 raise RefusedError(
                     f"the filter took more than {FILTER_S:g} s and was given up", field="filter", status=408
@@ -134,8 +136,8 @@ class Snapshot:
         )
         assert isinstance(by_id, np.ndarray)
         order = pl.arg_sort_by(sort, descending=desc, nulls_last=True, maintain_order=True)
-        found: np.ndarray = by_id[self.columns([sort])[by_id].select(order).to_series().to_numpy()]
-        return found
+        ordered: np.ndarray = by_id[self.columns([sort])[by_id].select(order).to_series().to_numpy()]
+        return ordered
 
     def chosen(self, text: str, sort: str, desc: bool, among: np.ndarray | None = None) -> np.ndarray:
         """Numbers of the rows in the filter, and ``among`` those of a mask, sorted."""
@@ -202,12 +204,12 @@ class Tables:
             raise RefusedError(str(error), field="at", status=404) from None
 
 
-def both(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
+def both(first: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
     """What is in two masks; None holds everything."""
-    if one is None or other is None:
-        return other if one is None else one
-    found: np.ndarray = one & other
-    return found
+    if first is None or other is None:
+        return other if first is None else first
+    joined: np.ndarray = first & other
+    return joined
 
 
 def column_of(name: str, field: str) -> str:

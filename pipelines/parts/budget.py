@@ -88,19 +88,19 @@ class Compressing(TokenLimits):
     def sampling(self, policy: "Policy | None", **settings: Any) -> Sampling:
         """See :meth:`TokenLimits.sampling`. Raises ValueError too if a turn after a prompt of ``compress.limit`` tokens
         does not fit into a row."""
-        found = super().sampling(policy, **settings)
+        sampling = super().sampling(policy, **settings)
         if self.compress is None:
-            return found
+            return sampling
         turns = 2 if self.compress.by == "summary" else 1
-        needed = self.compress.limit + turns * found.max_turn_tokens
-        if needed > found.max_tokens:
+        needed = self.compress.limit + turns * sampling.max_turn_tokens
+        if needed > sampling.max_tokens:
             raise ValueError(
                 f"compress.limit {self.compress.limit} leaves no room: with {turns} turns of max_turn_tokens "
-                f"{found.max_turn_tokens} after it{', the last a summary,' * (turns - 1)} a row has {needed} tokens, "
-                f"and max_tokens is {found.max_tokens}; set compress.limit to "
-                f"{max(0, found.max_tokens - turns * found.max_turn_tokens)} or less, or lower max_turn_tokens"
+                f"{sampling.max_turn_tokens} after it{', the last a summary,' * (turns - 1)} a row has {needed} "
+                f"tokens, and max_tokens is {sampling.max_tokens}; set compress.limit to "
+                f"{max(0, sampling.max_tokens - turns * sampling.max_turn_tokens)} or less, or lower max_turn_tokens"
             )
-        return found.model_copy(update={"compress": self.compress})
+        return sampling.model_copy(update={"compress": self.compress})
 
 
 class CompressingSampling(Compressing, SamplingConfig):
@@ -140,7 +140,7 @@ def check_room(
     if not sizes:
         return
     room = min(ROOM, sampling.max_turn_tokens)
-    shortest, longest = min(sizes, key=lambda one: sizes[one]), max(sizes, key=lambda one: sizes[one])
+    shortest, longest = min(sizes, key=lambda name: sizes[name]), max(sizes, key=lambda name: sizes[name])
     what = "tokens, rendered with the model's chat template and tools"
     if (compress := sampling.compress) and sizes[shortest] + ROOM > compress.limit:
         raise ValueError(

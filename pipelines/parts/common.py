@@ -173,7 +173,9 @@ def rollout_runner(
     from agentrl.rollouts.runner import RolloutRunner
 
     places = {name: environment(context, name) for name in sorted({task.env for task in tasks})}
-    for secret in secrets_of([engine, *rewards, *(getattr(one, "config", None) for one in places.values())]):
+    for secret in secrets_of(
+        [engine, *rewards, *(getattr(environment, "config", None) for environment in places.values())]
+    ):
         reveal(secret)  # from now on, what is printed shows *** instead
     record_dialect(context, policy)
     if policy:

@@ -69,8 +69,8 @@ def rows_to_continue(
     than train unless it is measured, or a later segment of an episode.
     """
     known = KnownTasks(trajectories, tasks)
-    found, left = [], Counter(not_trained=sum(map(tagged_as_not_trained, trajectories)), no_turns=0)
-    for row in (one for selection in trajectories for one in selection.trained_on()):
+    rows, left = [], Counter(not_trained=sum(map(tagged_as_not_trained, trajectories)), no_turns=0)
+    for row in (row_chosen for selection in trajectories for row_chosen in selection.trained_on()):
         if not acting(row.messages):
             left["no_turns"] += 1
             continue
@@ -87,12 +87,12 @@ def rows_to_continue(
                 f"{row.trajectory_id} is of the agent {row.agent} of a team, whose opening is not that of the task, so "
                 "it cannot be continued; alternatives of who acts last are made by trajectories.team with acts"
             )
-        found.append((row, known.of(row).model_copy(update={"split": row.split})))
+        rows.append((row, known.of(row).model_copy(update={"split": row.split})))
     if not measured:
         remedy = "" if measured is None else ", or set measure: true, so that no stage trains on what is made"
-        refuse_measured({row.trajectory_id: row.split for row, _ in found}, remedy)
+        refuse_measured({row.trajectory_id: row.split for row, _ in rows}, remedy)
     count(context, left)
-    return found
+    return rows
 
 
 def chosen_turns(row: Trajectory, where: Where, most: int) -> list[int]:
@@ -108,7 +108,7 @@ def chosen_turns(row: Trajectory, where: Where, most: int) -> list[int]:
         return []
     spans = turn_spans(row.messages, row.action_mask)
     surprise = {turn: -fmean(row.logprobs[slice(*spans[turn])]) for turn in turns}
-    if any(math.isnan(one) for one in surprise.values()):
+    if any(math.isnan(value) for value in surprise.values()):
         raise ValueError(f"{row.trajectory_id} has no log-probs, so its uncertain turns are not known; take all")
     return sorted(sorted(turns, key=lambda turn: (-surprise[turn], turn))[:most])
 
@@ -141,7 +141,7 @@ class Continuations:
 
     def of(self, nodes: "Iterable[ForkPoint]") -> dict[str, list[Trajectory]]:
         """The continuations of all states so far, by their names, those of these states too."""
-        self._rows.update(self._drawn([one for one in nodes if one.name not in self._rows], 0))
+        self._rows.update(self._drawn([point for point in nodes if point.name not in self._rows], 0))
         return self._rows
 
     def again(self, nodes: "Iterable[ForkPoint]") -> dict[str, list[Trajectory]]:
@@ -153,13 +153,13 @@ class Continuations:
         """Continuations of states, whose numbers in their groups begin at ``index``."""
         from agentrl.rollouts.continuations import attempts
 
-        waiting = list({one.name: one for one in nodes}.values())
-        found: dict[str, list[Trajectory]] = {}
+        waiting = list({point.name: point for point in nodes}.values())
+        rows_of_point: dict[str, list[Trajectory]] = {}
         for start in range(0, len(waiting), NODES_AT_ONCE):
             part = waiting[start : start + NODES_AT_ONCE]
             wanted = attempts(part, self._samples, self._context.trajectory_id, self._number, index)
-            found.update(self._sample(wanted))
-        return found
+            rows_of_point.update(self._sample(wanted))
+        return rows_of_point
 
     def whole(
         self, tasks: Sequence[Task], hints: Sequence[str] = (), tags: Sequence[Sequence[str]] = ()
@@ -168,17 +168,17 @@ class Continuations:
         :func:`agentrl.rollouts.rationalize.with_hint`, and ``tags`` say in the rows what they were shown."""
         from agentrl.rollouts.runner import tickets
 
-        found: list[list[Trajectory]] = []
+        rows_of_task: list[list[Trajectory]] = []
         for start in range(0, len(tasks), NODES_AT_ONCE):
             part = tasks[start : start + NODES_AT_ONCE]
             wanted = tickets(part, self._samples, self._context.trajectory_id, self._number)
-            of = {name: start + place // self._samples for place, name in enumerate(wanted)}
+            of = {name: start + index // self._samples for index, name in enumerate(wanted)}
             if hints:
-                wanted = {name: replace(one, hint=hints[of[name]]) for name, one in wanted.items()}
-            made = self._sample(wanted, {name: tags[place] for name, place in of.items()} if tags else {})
+                wanted = {name: replace(attempt, hint=hints[of[name]]) for name, attempt in wanted.items()}
+            made = self._sample(wanted, {name: tags[index] for name, index in of.items()} if tags else {})
             self._rows.update(made)
-            found += made.values()
-        return found
+            rows_of_task += made.values()
+        return rows_of_task
 
     def finish(self) -> None:
         """Append what waits, and put what was spent into the metrics."""
@@ -199,7 +199,7 @@ class Continuations:
         missing = self._shards.missing(wanted)
         if missing:
             seed = stream(self._context.seed, "continue", self._shard)
-            cut = [replace(one, turns=self._turns, replaced=self._replaced) for one in missing.values()]
+            cut = [replace(attempt, turns=self._turns, replaced=self._replaced) for attempt in missing.values()]
             made = self._runner.run(cut, seed, list(missing), self._source)
             if tags:
                 made = [row.model_copy(update={"tags": [*tags[row.trajectory_id], *row.tags]}) for row in made]

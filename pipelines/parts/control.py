@@ -93,20 +93,20 @@ def choose_temperature(rounds: Rounds, dev: Sequence[Task], first: int, shard: i
     from agentrl.rollouts.attempts import tickets
 
     tried = []
-    for place, temperature in enumerate(TEMPERATURES):
-        attempts = tickets(dev, 1, rounds.context.trajectory_id, first + place * len(dev))
-        rounds.play(attempts, temperature, [CONTROL, DEV], dev, shard + place)
+    for index, temperature in enumerate(TEMPERATURES):
+        attempts = tickets(dev, 1, rounds.context.trajectory_id, first + index * len(dev))
+        rounds.play(attempts, temperature, [CONTROL, DEV], dev, shard + index)
         tried.append((temperature, attempts))
     rounds.shards.finish(shard + len(TEMPERATURES))
-    found = []
+    trials = []
     for temperature, attempts in tried:
         outcomes = rounds.context.buffer.read(list(attempts), ["success"])["success"].drop_null().to_pylist()
         if not outcomes:
             raise ValueError("no dev episode could be scored; the rows' tags say how their environment failed")
-        found.append(TriedTemperature(temperature, len(outcomes), sum(outcomes)))
-    return found
+        trials.append(TriedTemperature(temperature, len(outcomes), sum(outcomes)))
+    return trials
 
 
 def best(tried: Sequence[TriedTemperature]) -> float:
     """The temperature with the highest success; of several, the lowest."""
-    return max(tried, key=lambda one: (one.successes / one.tasks, -one.temperature)).temperature
+    return max(tried, key=lambda trial: (trial.successes / trial.tasks, -trial.temperature)).temperature

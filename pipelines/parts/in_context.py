@@ -114,11 +114,11 @@ class Showing:
         """The runs that each item of experience finds for a task, if it finds some."""
         if self._retrieved is None:
             return []
-        found = [self._retrieved.of(task, item.experience) for item in self.experience]
-        self.counts.update(experience_none=int(not any(found)))
+        runs_found = [self._retrieved.of(task, item.experience) for item in self.experience]
+        self.counts.update(experience_none=int(not any(runs_found)))
         self.counts.update(self._retrieved.counts)
         self._retrieved.counts.clear()
-        return [runs for runs in found if runs]
+        return [runs for runs in runs_found if runs]
 
     def _chosen(self, task: Task, item: NotesShown) -> list[Note]:
         """The newest notes for a task that fit, the oldest of them first."""

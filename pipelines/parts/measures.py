@@ -103,10 +103,10 @@ def attempted(row: Trajectory, optimum: int | None = None, chosen: float | None 
 async def choices(group: Sequence[Trajectory], task: Task, scorer: Sequence[Reward]) -> list[float]:
     """The chance of each attempt to be the best of its group, if ``scorer`` chooses and ties are broken by lot. An
     attempt that it cannot grade is never chosen, unless it can grade none."""
-    rewards = [one.reward for one in await graded(group, task, scorer)]
+    rewards = [score.reward for score in await graded(group, task, scorer)]
     known = [reward for reward in rewards if reward is not None]
     best = [reward == max(known) if known else True for reward in rewards]
-    return [float(one) / sum(best) for one in best]
+    return [float(is_best) / sum(best) for is_best in best]
 
 
 class Optimum:
@@ -135,13 +135,13 @@ class Optimum:
 def parts(rows: Sequence[Attempted]) -> dict[tuple[str, int], list[Attempted]]:
     """Rows by (environment, level): all of them, those of each level, and if there are several environments, those of
     each and of each of its levels."""
-    found: dict[tuple[str, int], list[Attempted]] = defaultdict(list)
+    by_part: dict[tuple[str, int], list[Attempted]] = defaultdict(list)
     families = len({row.env for row in rows}) > 1
     for row in rows:
         for env in (EVERY, row.env) if families else (EVERY,):
             for level in (-1, row.level):
-                found[env, level].append(row)
-    return {key: found[key] for key in sorted(found)}
+                by_part[env, level].append(row)
+    return {key: by_part[key] for key in sorted(by_part)}
 
 
 def summary(rows: Sequence[Attempted]) -> dict[str, float | None]:

@@ -70,7 +70,7 @@ def warn_of_ends(rows: pa.Table, what: str = "rollouts") -> None:
     ``termination`` and ``success``."""
     ends = Counter(rows["termination"].to_pylist())
     by = ", ".join(f"{end} {ends[end] / len(rows):.0%}" for end in LIMITS if ends[end])
-    success = [one for one in rows["success"].to_pylist() if one is not None]
+    success = [success for success in rows["success"].to_pylist() if success is not None]
     warn_of_shares(shares_of_ends(ends.elements()), len(rows), sum(success) if success else None, what, by)
 
 

@@ -59,10 +59,10 @@ def pair_of(
 def whole_episodes(context: Context, rows: list[Trajectory]) -> list[Trajectory]:
     """Rows that are whole episodes. Others are left out and counted: segments begin with different prompts."""
     parts = Counter(row.episode_id or row.trajectory_id for row in rows)
-    found = [row for row in rows if not row.segment and parts[row.episode_id or row.trajectory_id] == 1]
-    if len(found) < len(rows):
-        context.metrics["segments_left_out"] = len(rows) - len(found)
-    return found
+    whole = [row for row in rows if not row.segment and parts[row.episode_id or row.trajectory_id] == 1]
+    if len(whole) < len(rows):
+        context.metrics["segments_left_out"] = len(rows) - len(whole)
+    return whole
 
 
 def tokenised(context: Context, trajectories: list[Trajectories], model: Model | None) -> list[Trajectory]:

@@ -26,7 +26,7 @@ class Tried:
 
 def tried(given: "Iterable[Trajectories]") -> dict[str, Tried]:
     """The tasks that rows attempted and none of them solved."""
-    found: dict[str, Tried] = {}
+    tries: dict[str, Tried] = {}
     solved = set()
     for selection in given:
         for row in selection.table(["trajectory_id", "task_id", "success", "tags"]).to_pylist():
@@ -35,9 +35,9 @@ def tried(given: "Iterable[Trajectories]") -> dict[str, Tried]:
             if row["success"]:
                 solved.add(row["task_id"])
             trial = max([1, *(int(tag.removeprefix(_TRIAL)) for tag in row["tags"] if tag.startswith(_TRIAL))])
-            before = found.get(row["task_id"], Tried("", 1))
-            found[row["task_id"]] = Tried(row["trajectory_id"], max(trial, before.trial))
-    return {task_id: one for task_id, one in found.items() if task_id not in solved}
+            before = tries.get(row["task_id"], Tried("", 1))
+            tries[row["task_id"]] = Tried(row["trajectory_id"], max(trial, before.trial))
+    return {task_id: trial_of_task for task_id, trial_of_task in tries.items() if task_id not in solved}
 
 
 def to_retry(tasks: "Sequence[Task]", unsolved: Mapping[str, Tried]) -> "list[Task]":

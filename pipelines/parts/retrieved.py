@@ -43,10 +43,14 @@ class Retrieved:
         self.count = count
         self.counts: Counter[str] = Counter()
         self._buffer = rows[0].buffer
-        self._ids = pc.unique(pa.concat_arrays([one.selection()["trajectory_id"].combine_chunks() for one in rows]))
+        self._ids = pc.unique(
+            pa.concat_arrays([selection.selection()["trajectory_id"].combine_chunks() for selection in rows])
+        )
         self._indexes: dict[str, PinnedIndex] = {}
         splits = self._buffer.read(self._ids, ["split"])["split"].to_pylist()
-        self.counts.update(experience_rows=len(splits), experience_other_splits=sum(one != "train" for one in splits))
+        self.counts.update(
+            experience_rows=len(splits), experience_other_splits=sum(split != "train" for split in splits)
+        )
 
     def of(self, task: "Task", item: ExperienceShown) -> "list[Demonstration]":
         """The runs that a task is shown, best match first."""

@@ -31,15 +31,15 @@ def scores_of(scores: Sequence[Scores], scorer: str | None) -> pa.Table | None:
         if scores:
             raise ValueError("inputs.scores is wired, and with.scorer names none of its scorers; name one")
         return None
-    whole = pa.concat_tables([one.table() for one in scores]) if scores else None
+    whole = pa.concat_tables([table.table() for table in scores]) if scores else None
     known = [] if whole is None else sorted(pc.unique(whole["scorer"]).to_pylist())
     if whole is None or scorer not in known:
         hint = did_you_mean(scorer, known) or f"; there are {', '.join(known) or 'none: wire inputs.scores'}"
         raise LookupError(f"no scores of a scorer {scorer!r}{hint}")
-    found = whole.filter(pc.equal(whole["scorer"], scorer)).combine_chunks()
-    if len(pc.unique(found["trajectory_id"])) < len(found):
+    scored = whole.filter(pc.equal(whole["scorer"], scorer)).combine_chunks()
+    if len(pc.unique(scored["trajectory_id"])) < len(scored):
         raise ValueError(f"two tables have scores of {scorer!r} for one trajectory; wire one of them, or rename one")
-    return found
+    return scored
 
 
 def under(trajectories: list[Trajectories], scores: Sequence[Scores], scorer: str | None) -> list[Trajectories]:
@@ -47,11 +47,11 @@ def under(trajectories: list[Trajectories], scores: Sequence[Scores], scorer: st
 
     Raises UnscoredError if the scorer was not asked about some of the rows, and as :func:`scores_of` does.
     """
-    found = scores_of(scores, scorer)
-    if found is None:
+    table = scores_of(scores, scorer)
+    if table is None:
         return trajectories
-    for one in trajectories:
-        ids = one.selection()["trajectory_id"]
-        if missing := ids.filter(pc.invert(pc.is_in(ids, value_set=found["trajectory_id"]))).to_pylist():
+    for selection in trajectories:
+        ids = selection.selection()["trajectory_id"]
+        if missing := ids.filter(pc.invert(pc.is_in(ids, value_set=table["trajectory_id"]))).to_pylist():
             raise UnscoredError(f"score of {scorer!r}", missing)
-    return [replace(one, scores=found) for one in trajectories]
+    return [replace(selection, scores=table) for selection in trajectories]

@@ -82,7 +82,7 @@ class Selected:
         scalars = pa.concat_tables(selection.table(names) for selection in selections).combine_chunks()
         weights = np.concatenate([selection.selection()["weight"].to_numpy() for selection in selections])
         counted = pc.value_counts(scalars["split"].combine_chunks()).to_pylist()
-        warn_of_splits({one["values"]: one["counts"] for one in counted}, "rows")
+        warn_of_splits({count["values"]: count["counts"] for count in counted}, "rows")
         tags = scalars["tags"].combine_chunks()
         tagged = tags.value_parent_indices().filter(pc.equal(tags.flatten(), NOT_TRAINED))
         trained = np.ones(len(scalars), dtype=bool)
@@ -100,7 +100,7 @@ class Selected:
         unasked = [name for name in ("split", "tags", "sampling", "tokenizer") if name not in more]
         self.scalars, self.weights = scalars.drop_columns(unasked), weights.astype(np.float64)
         settings = scalars["sampling"].combine_chunks().dictionary_encode()
-        plain = np.array([plainly_drawn(one) for one in settings.dictionary.to_pylist()], dtype=bool)
+        plain = np.array([plainly_drawn(setting) for setting in settings.dictionary.to_pylist()], dtype=bool)
         self._plain = plain[settings.indices.to_numpy()] if len(scalars) else np.zeros(0, bool)
         self._prefixes = False
         self._keep(kept)
@@ -133,13 +133,13 @@ class Selected:
         if not len(shifted) or others == "keep":
             return self
         names = self.scalars["trajectory_id"].take(pa.array(shifted[:3])).to_pylist()
-        said = f"{len(shifted)} of {len(self)} rows were not sampled at temperature 1 without top_p and top_k"
+        problem = f"{len(shifted)} of {len(self)} rows were not sampled at temperature 1 without top_p and top_k"
         if others == "refuse":
             raise ValueError(
-                f"{said}, such as {', '.join(names)}: they are no samples of the policy, and their log-probs are not "
-                "its own; set other_temperatures: leave_out, or keep, in this stage"
+                f"{problem}, such as {', '.join(names)}: they are no samples of the policy, and their log-probs are "
+                "not its own; set other_temperatures: leave_out, or keep, in this stage"
             )
-        warnings.warn(f"{said}; they are left out", stacklevel=3)
+        warnings.warn(f"{problem}; they are left out", stacklevel=3)
         self._keep(np.flatnonzero(self._plain))
         return self
 
@@ -184,12 +184,12 @@ class Selected:
         ids = self.scalars["trajectory_id"]
         for start in range(0, len(ids), TEXT_ROWS):
             for messages in self._buffer.read(ids.slice(start, TEXT_ROWS), ["messages"])["messages"].to_pylist():
-                yield [Message.model_validate(one) for one in messages]
+                yield [Message.model_validate(message) for message in messages]
 
     def check_tokenizers(self, policy: "Speaker", positions: np.ndarray) -> None:
         """Raise ValueError that names a row if one of those at ``positions`` was tokenised by another tokenizer than
         the policy's."""
-        same = np.array([one == policy.tokenizer_fingerprint for one in self._tokenizers], dtype=bool)
+        same = np.array([fingerprint == policy.tokenizer_fingerprint for fingerprint in self._tokenizers], dtype=bool)
         foreign = ~same[self._tokenizer[positions]] & (self.scalars["n_tokens"].to_numpy()[positions] > 0)
         if foreign.any():
             first = int(positions[np.flatnonzero(foreign)[0]])
@@ -252,13 +252,13 @@ class Selected:
         more = [*["logprobs"] * logprobs, *["parent_id", "fork_at"] * self._prefixes]
         table = self._buffer.read(row_ids, ["input_ids", "action_mask", *more])
         if self._prefixes:
-            place = table.schema.get_field_index("action_mask")
-            table = table.set_column(place, "action_mask", self._sampled(table))
+            index = table.schema.get_field_index("action_mask")
+            table = table.set_column(index, "action_mask", self._sampled(table))
         ids, mask = (_one(table[name], TRAINING_SCHEMA.field(of).type) for name, of in _TOKENS)
         missing = np.flatnonzero(pc.list_value_length(ids).to_numpy() == 0)
         if not len(missing):
-            theirs = _one(table["logprobs"], TRAINING_SCHEMA.field("logprobs").type) if logprobs else None
-            return Tokens(positions, row_ids, ids, mask, theirs)
+            sampled_logprobs = _one(table["logprobs"], TRAINING_SCHEMA.field("logprobs").type) if logprobs else None
+            return Tokens(positions, row_ids, ids, mask, sampled_logprobs)
         made = self._tokenised(row_ids.take(pa.array(missing)), policy())
         order = np.arange(len(positions))
         order[missing] = len(positions) + np.arange(len(missing))

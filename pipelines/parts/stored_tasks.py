@@ -26,15 +26,17 @@ class KnownTasks:
     def by_key(self) -> dict[TaskKey, Task]:
         """All of them. Raises ValueError if the store has two of one id."""
         if self._given:
-            return {key_of(task): task for one in self._given for task in one.read()}
-        found: dict[TaskKey, Task] = {}
-        for one in self._trajectories:
-            for task in from_table(Task, one.buffer.tasks(set(one.table(["task_id"])["task_id"].to_pylist()))):
-                if found.setdefault(key_of(task), task) != task:
+            return {key_of(task): task for tasks in self._given for task in tasks.read()}
+        by_key: dict[TaskKey, Task] = {}
+        for selection in self._trajectories:
+            for task in from_table(
+                Task, selection.buffer.tasks(set(selection.table(["task_id"])["task_id"].to_pylist()))
+            ):
+                if by_key.setdefault(key_of(task), task) != task:
                     raise ValueError(
                         f"the store has two different tasks {task.task_id} of {task.env}; wire inputs.tasks"
                     )
-        return found
+        return by_key
 
     def of(self, row: Trajectory) -> Task:
         """The task of a row. Raises ValueError that names the row if it is not known."""

@@ -77,8 +77,8 @@ def reweighted(
     for name, start, end in zip(rows.column("row_id").to_pylist(), offsets[:-1], offsets[1:], strict=True):
         if name in values:
             made[start:end] = weigh(made[start:end], values[name])
-    place = rows.schema.get_field_index("weights")
-    return rows.set_column(place, rows.schema.field(place), nested(offsets, made, "weights"))
+    index = rows.schema.get_field_index("weights")
+    return rows.set_column(index, rows.schema.field(index), nested(offsets, made, "weights"))
 
 
 def acting(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -126,7 +126,7 @@ class Outcomes(NamedTuple):
     def of_episodes(self) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """Rewards, shaped rewards and groups of episodes, [episodes]."""
         first = np.unique(self.episodes, return_index=True)[1]
-        return self.rewards[first], self.shaped[first], [self.groups[place] for place in first.tolist()]
+        return self.rewards[first], self.shaped[first], [self.groups[index] for index in first.tolist()]
 
 
 def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> Outcomes:
@@ -142,7 +142,9 @@ def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> O
     rewards, groups, levels = [np.zeros(0)], list[str](), list[tuple[str, int]]()
     for start in range(0, len(acting), ROWS_AT_ONCE):
         values = zip(outcome.slice(start, ROWS_AT_ONCE).to_pylist(), prompts[start:].tolist(), strict=False)
-        rows = [Trajectory.model_construct(**one, action_mask=[False] * prompt + [True]) for one, prompt in values]
+        rows = [
+            Trajectory.model_construct(**scalars, action_mask=[False] * prompt + [True]) for scalars, prompt in values
+        ]
         rewards.append(plain_rewards(algorithm, rows))
         groups += [group_of(row, algorithm.credit) for row in rows]
         levels += [(row.env, row.level) for row in rows]
@@ -154,7 +156,7 @@ def outcomes(chosen: Selected, algorithm: PolicyGradient, policy: "Policy") -> O
     _check_weights(chosen.weights[acting], groups)
     first = np.unique(episodes, return_index=True)[1]
     by_attempt = of_attempts(plain, episodes)
-    shaped = by_level(algorithm, by_attempt, [levels[place] for place in first.tolist()])[episodes]
+    shaped = by_level(algorithm, by_attempt, [levels[index] for index in first.tolist()])[episodes]
     actions = outcome["n_action_tokens"].to_numpy()
     lost = pc.equal(outcome["termination"], Termination.MAX_CONTEXT.value).to_numpy()
     return Outcomes(acting, scored, shaped, groups, actions, episodes, lost)
@@ -186,11 +188,17 @@ def credited(
     memory, their tokens are a stream. ``chosen`` has the columns :data:`OUTCOME`."""
     from agentrl.online.credit import assign_rows
 
-    found = outcomes(chosen, algorithm, policy)
+    of_rows = outcomes(chosen, algorithm, policy)
     credit = assign_rows(
-        algorithm, found.shaped, found.rewards, found.groups, found.actions, found.episodes, found.out_of_context
+        algorithm,
+        of_rows.shaped,
+        of_rows.rewards,
+        of_rows.groups,
+        of_rows.actions,
+        of_rows.episodes,
+        of_rows.out_of_context,
     )
-    return credit.metrics, _credited_batches(chosen, algorithm, policy, micro_tokens, found, credit)
+    return credit.metrics, _credited_batches(chosen, algorithm, policy, micro_tokens, of_rows, credit)
 
 
 def _credited_batches(
@@ -198,18 +206,18 @@ def _credited_batches(
     algorithm: PolicyGradient,
     policy: "Policy",
     micro_tokens: int,
-    found: Outcomes,
+    of_rows: Outcomes,
     credit: "RowCredit",
 ) -> Iterator[pa.RecordBatch]:
     from agentrl.training.scoring import reference_logprobs
 
-    acting, weights, units = found.positions, np.zeros(len(chosen)), np.zeros(len(chosen), np.int64)
+    acting, weights, units = of_rows.positions, np.zeros(len(chosen)), np.zeros(len(chosen), np.int64)
     weights[acting] = chosen.weights[acting] * credit.weights
-    units[acting] = found.episodes
+    units[acting] = of_rows.episodes
     labels = sides(chosen)
     for part in chosen.tokens(lambda: policy, acting[credit.live], logprobs=True):
-        place = part.positions
-        rows = trained_on(part, weights[place], labels[place], units=units[place])
+        positions = part.positions
+        rows = trained_on(part, weights[positions], labels[positions], units=units[positions])
         yield reference_logprobs(policy, rows, micro_tokens) if algorithm.kl else rows
 
 
@@ -217,9 +225,9 @@ def _prompts(chosen: Selected, policy: "Policy", positions: np.ndarray) -> np.nd
     """The number of tokens before the first action of the rows at these positions, [positions]."""
     from agentrl.training.rows import flat
 
-    found = np.zeros(len(chosen), np.int64)
+    lengths = np.zeros(len(chosen), np.int64)
     for part in chosen.tokens(lambda: policy, positions):
         offsets, mask = flat(part.mask)
         true = np.flatnonzero(mask)
-        found[part.positions] = true[np.searchsorted(true, offsets[:-1])] - offsets[:-1]
-    return found[positions]
+        lengths[part.positions] = true[np.searchsorted(true, offsets[:-1])] - offsets[:-1]
+    return lengths[positions]

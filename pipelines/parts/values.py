@@ -11,11 +11,11 @@ from agentrl.schemas.step import StepValue
 
 def values_of(steps: Sequence[Steps]) -> dict[tuple[str, int], StepValue]:
     """Values by trajectory and turn. Raises ValueError if two tables value one turn."""
-    found: dict[tuple[str, int], StepValue] = {}
-    for one in (step for table in steps for step in table.read()):
-        if found.setdefault((one.trajectory_id, one.turn), one) != one:
-            raise ValueError(f"two tables value turn {one.turn} of {one.trajectory_id} differently; wire one of them")
-    return found
+    by_turn: dict[tuple[str, int], StepValue] = {}
+    for step in (step for table in steps for step in table.read()):
+        if by_turn.setdefault((step.trajectory_id, step.turn), step) != step:
+            raise ValueError(f"two tables value turn {step.turn} of {step.trajectory_id} differently; wire one of them")
+    return by_turn
 
 
 def values_by_one(
@@ -26,8 +26,8 @@ def values_by_one(
     Raises ValueError if they are of several provers, or of one that sampled none of the rows, unless ``other_prover``
     says that it may be.
     """
-    found = {place: one for place, one in values_of(steps).items() if place[0] in policies}
-    provers = sorted({one.policy for one in found.values()})
+    by_turn = {turn: step for turn, step in values_of(steps).items() if turn[0] in policies}
+    provers = sorted({step.policy for step in by_turn.values()})
     if len(provers) > 1:
         raise ValueError(
             f"inputs.values are those of {len(provers)} provers ({', '.join(provers)}): what one can make of a state "
@@ -39,7 +39,7 @@ def values_by_one(
             "says little of what another policy can. Value the rows with the model that sampled them, or set "
             "other_prover: true"
         )
-    return found
+    return by_turn
 
 
 def values_by_row(steps: Sequence[Steps], rows: pa.Table, other_prover: bool) -> Mapping[str, list[StepValue]]:
@@ -49,20 +49,20 @@ def values_by_row(steps: Sequence[Steps], rows: pa.Table, other_prover: bool) ->
     says that it may be, or if no row has a value.
     """
     policies = dict(zip(rows["trajectory_id"].to_pylist(), rows["policy"].to_pylist(), strict=True))
-    found: dict[str, list[StepValue]] = defaultdict(list)
-    for (name, _), one in values_of(steps).items():
+    by_row: dict[str, list[StepValue]] = defaultdict(list)
+    for (name, _), step in values_of(steps).items():
         if name not in policies:
             continue
-        if one.policy != policies[name] and not other_prover:
+        if step.policy != policies[name] and not other_prover:
             raise ValueError(
-                f"the values of {name} are those of {one.policy}, and {policies[name] or 'another policy'} sampled it: "
-                "what a prover can make of a state says little of what another policy can. Value the rows with the "
+                f"the values of {name} are those of {step.policy}, and {policies[name] or 'another policy'} sampled "
+                "it: what a prover can make of a state says little of what another policy can. Value the rows with the "
                 "model that sampled them, or set other_prover: true"
             )
-        found[name].append(one)
-    if not found:
+        by_row[name].append(step)
+    if not by_row:
         raise ValueError("inputs.steps value no turn of the rows to train on; wire the rows that were valued")
-    return dict(found)
+    return dict(by_row)
 
 
 def check_wired(credit: str, steps: Sequence[Steps]) -> None:

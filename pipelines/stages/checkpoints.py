@@ -78,16 +78,16 @@ class Keeper:
         return Beginning(state, ids)
 
     def _continue(self, schedule: str) -> "OnlineState | None":
-        found = [
-            (int(path.stem), one, path)
-            for one in self.context.unlike_in("iterations")
-            for path in one.open("checkpoints").path.glob("*.pt")
-            if int(path.stem) <= self.loop.tickets.batches and self._has_best(one, int(path.stem))
+        candidates = [
+            (int(path.stem), source, path)
+            for source in self.context.unlike_in("iterations")
+            for path in source.open("checkpoints").path.glob("*.pt")
+            if int(path.stem) <= self.loop.tickets.batches and self._has_best(source, int(path.stem))
         ]
-        if not found:
+        if not candidates:
             return None
-        at, one, path = max(found, key=lambda each: each[0])
-        differs = f"{one.name}, which differs in its {one.value} iterations alone"
+        at, earlier, path = max(candidates, key=lambda each: each[0])
+        differs = f"{earlier.name}, which differs in its {earlier.value} iterations alone"
         depends = f"schedule: {schedule} depends on their number" if schedule != "constant" else ""
         if self.loop.tickets.overlaps:
             depends = "which rollouts are under way depends on their number"
@@ -99,35 +99,35 @@ class Keeper:
             return None
         copied = self.context.scratch / "continued.pt"
         _copy(path, copied)
-        state = self._take_over(one, at, self.loop.restore(copied))
+        state = self._take_over(earlier, at, self.loop.restore(copied))
         self.loop.save(self.resume, state)
         _remove(copied)
-        self.context.metrics["continued_from"] = f"{one.name} at iteration {at}"
+        self.context.metrics["continued_from"] = f"{earlier.name} at iteration {at}"
         warnings.warn(f"goes on from iteration {at} of {differs}; tasks are drawn in the same order", stacklevel=3)
         return state
 
-    def _has_best(self, one: Earlier, at: int) -> bool:
+    def _has_best(self, earlier: Earlier, at: int) -> bool:
         """Whether the best policy up to an iteration is the one that the earlier run put out."""
         if self.config.keep == "last":
             return True
-        best = _best(one.open("metrics").table().to_pylist())
+        best = _best(earlier.open("metrics").table().to_pylist())
         return best is not None and best < at
 
-    def _take_over(self, one: Earlier, at: int, state: "OnlineState") -> "OnlineState":
+    def _take_over(self, earlier: Earlier, at: int, state: "OnlineState") -> "OnlineState":
         """The state with the records of an earlier run up to an iteration, and its batches, rollouts and best policy in
         the scratch folder."""
-        table = one.open("batches").table()
+        table = earlier.open("batches").table()
         pq.write_table(table.filter(pc.less(table["iteration"], at)), self.batches / "000000.parquet")
         made = self.loop.tickets.next * self.loop.per_ticket
-        ids = [name for name in one.open("trajectories").ids() if number_of(name) < made]
+        ids = [name for name in earlier.open("trajectories").ids() if number_of(name) < made]
         self.earlier.write_text(json.dumps(ids))
         if self.config.keep == "best":
             folder = self._folder(_best(state.metrics))
-            shutil.copytree(one.open("model").path, folder, dirs_exist_ok=True)
-        for path in sorted(one.open("checkpoints").path.glob("*.pt")):
+            shutil.copytree(earlier.open("model").path, folder, dirs_exist_ok=True)
+        for path in sorted(earlier.open("checkpoints").path.glob("*.pt")):
             if int(path.stem) <= at and self._is_kept(int(path.stem)):
                 _copy(path, self.states / path.name)
-        steps, tickets = one.open("steps").table(), one.open("coverage").table()
+        steps, tickets = earlier.open("steps").table(), earlier.open("coverage").table()
         return replace(
             state,
             steps=steps.filter(pc.less(steps["step"], at)).to_pylist(),
@@ -212,7 +212,9 @@ class Keeper:
         def write(path: Path) -> None:
             for state in self.states.glob("*.pt"):  # a kill can leave part of another one
                 _copy(state, path / state.name)
-            (path / "iterations.json").write_text(json.dumps(sorted(int(one.stem) for one in path.glob("*.pt"))))
+            (path / "iterations.json").write_text(
+                json.dumps(sorted(int(checkpoint.stem) for checkpoint in path.glob("*.pt")))
+            )
 
         return self.context.files(write, "checkpoints")
 
@@ -239,5 +241,5 @@ def number_of(trajectory_id: str) -> int:
 
 def _best(metrics: Sequence[dict[str, Any]]) -> int | None:
     """The first iteration with the highest success on dev; None if none was judged."""
-    judged = [(row["dev_success"], -place) for place, row in enumerate(metrics) if row.get("dev_success") is not None]
+    judged = [(row["dev_success"], -index) for index, row in enumerate(metrics) if row.get("dev_success") is not None]
     return -max(judged)[1] if judged else None

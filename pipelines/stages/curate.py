@@ -43,7 +43,9 @@ def funnel_table(funnel: "list[Level]") -> pa.Table:
 
 def distinct(selections: list[Trajectories]) -> pa.Array:
     """The ids of selections in their order, each once."""
-    return pc.unique(pa.chunked_array(chunk for one in selections for chunk in one.selection()["trajectory_id"].chunks))
+    return pc.unique(
+        pa.chunked_array(chunk for selection in selections for chunk in selection.selection()["trajectory_id"].chunks)
+    )
 
 
 DROPPED_SCHEMA = pa.schema(

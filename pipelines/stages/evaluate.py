@@ -124,26 +124,32 @@ def evaluate(
     with rollout_runner(context, policy, every, config.sampling(policy), config.engine, config.limits) as runner:
         rounds = Rounds(context, config, policy, runner)
         measurements = _usual(rounds, config, rows)
-        number, shard = sum(len(one.attempts) for one in measurements), 1 + len(DECODINGS)
+        number, shard = sum(len(measurement.attempts) for measurement in measurements), 1 + len(DECODINGS)
         tried: list[TriedTemperature] = []
         if others is not None:
             tried, control = _control(rounds, config, rows, others, measurements)
             measurements += control
             number, shard = number + len(tried) * len(others) + config.samples * len(rows), shard + SHARDS
-        found = searched(context, config.search, config.best_of, runner, rows, number, shard) if config.search else None
+        search_result = (
+            searched(context, config.search, config.best_of, runner, rows, number, shard) if config.search else None
+        )
     optimum = Optimum(rows, {name: environment(context, name) for name in {task.env for task in rows}})
     which = {"policy": named, "split": split}
     results = [
         {**which, **row}
-        for one in measurements
-        for row in _results(one, _scored(context, config, one, optimum), found if one.decoding == "sampled" else None)
+        for measurement in measurements
+        for row in _results(
+            measurement,
+            _scored(context, config, measurement, optimum),
+            search_result if measurement.decoding == "sampled" else None,
+        )
     ]
     if tried and best(tried) in DECODINGS.values():
         results += [{**row, "decoding": CONTROL} for row in results if row["temperature"] == best(tried)]
     record_failures(context, runner)
     context.metrics.update(**which, n_tasks=len(rows), **_metrics(results))
-    results += [{**which, "split": _splits(others or []), **one.result()} for one in tried]
-    ids = _row_ids(context, measurements) if found or tried else None
+    results += [{**which, "split": _splits(others or []), **trial.result()} for trial in tried]
+    ids = _row_ids(context, measurements) if search_result or tried else None
     return Evaluation(context.table(_table(results), "results"), context.select(ids))
 
 
@@ -155,17 +161,17 @@ def _usual(rounds: Rounds, config: EvaluateConfig, tasks: Sequence[Task]) -> lis
     """The attempts at temperature 1, and the greedy ones."""
     from agentrl.rollouts.attempts import tickets
 
-    found: list[DecodedAttempts] = []
+    measurements: list[DecodedAttempts] = []
     for decoding, temperature in DECODINGS.items():
-        first = sum(len(one.attempts) for one in found)
+        first = sum(len(measurement.attempts) for measurement in measurements)
         samples = config.samples if temperature else 1
-        found.append(
+        measurements.append(
             DecodedAttempts(decoding, temperature, tickets(tasks, samples, rounds.context.trajectory_id, first))
         )
-    for shard, one in enumerate(found):
-        rounds.play(one.attempts, one.temperature, [one.decoding], tasks, shard)
-    rounds.shards.finish(len(found))
-    return found
+    for shard, measurement in enumerate(measurements):
+        rounds.play(measurement.attempts, measurement.temperature, [measurement.decoding], tasks, shard)
+    rounds.shards.finish(len(measurements))
+    return measurements
 
 
 def _control(
@@ -174,7 +180,7 @@ def _control(
     """What was tried on dev tasks, and the attempts at the best temperature; none if the ``usual`` ones are at it."""
     from agentrl.rollouts.attempts import tickets
 
-    number, shard = sum(len(one.attempts) for one in usual), 1 + len(usual)
+    number, shard = sum(len(measurement.attempts) for measurement in usual), 1 + len(usual)
     tried = choose_temperature(rounds, dev, number, shard)
     temperature = best(tried)
     if temperature in DECODINGS.values():
@@ -186,35 +192,39 @@ def _control(
     return tried, [DecodedAttempts(CONTROL, temperature, attempts)]
 
 
-def _scored(context: Context, config: EvaluateConfig, one: DecodedAttempts, optimum: Optimum) -> list[Attempted]:
+def _scored(
+    context: Context, config: EvaluateConfig, measurement: DecodedAttempts, optimum: Optimum
+) -> list[Attempted]:
     """What counts of the rollouts of a measurement that could be scored; what is wrong with the others is counted.
     Raises ValueError if none could be."""
-    table = context.buffer.read(list(one.attempts), ["success", "termination"])
-    warn_of_ends(table, f"{one.decoding} rollouts")
+    table = context.buffer.read(list(measurement.attempts), ["success", "termination"])
+    warn_of_ends(table, f"{measurement.decoding} rollouts")
     if config.compress:
         count(context, {"out_of_context": out_of_context(table)})
     count(context, {"unscored": table["success"].null_count} if table["success"].null_count else {})
-    chosen = config if one.decoding == "sampled" else config.model_copy(update={"best_of": []})
-    tasks = {name: attempt.task for name, attempt in one.attempts.items()}
+    chosen = config if measurement.decoding == "sampled" else config.model_copy(update={"best_of": []})
+    tasks = {name: attempt.task for name, attempt in measurement.attempts.items()}
     measured = _measured(context, chosen, tasks, optimum)
     if not measured:
-        raise ValueError(f"no {one.decoding} episode could be scored; the rows' tags say how their environment failed")
+        raise ValueError(
+            f"no {measurement.decoding} episode could be scored; the rows' tags say how their environment failed"
+        )
     return measured
 
 
 def _results(
-    one: DecodedAttempts, measured: Sequence[Attempted], found: SearchedTasks | None
+    measurement: DecodedAttempts, measured: Sequence[Attempted], search_result: SearchedTasks | None
 ) -> Iterator[dict[str, Any]]:
     """A row of results for each environment and level, with what a search ``found``."""
     for (env, level), part in parts(measured).items():
-        more = found.of(env, level) if found else {}
-        which = {"decoding": one.decoding, "temperature": one.temperature, "env": env, "level": level}
+        more = search_result.of(env, level) if search_result else {}
+        which = {"decoding": measurement.decoding, "temperature": measurement.temperature, "env": env, "level": level}
         yield {**which, **summary(part), **more}
 
 
 def _row_ids(context: Context, measurements: Sequence[DecodedAttempts]) -> list[str]:
     """The rows of these attempts, later segments too."""
-    episodes = {name for one in measurements for name in one.attempts}
+    episodes = {name for measurement in measurements for name in measurement.attempts}
     return [name for name in context.row_ids() if episode_of(name) in episodes]
 
 
@@ -238,13 +248,13 @@ def _metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     overall = {row["decoding"]: row for row in results if (row["env"], row["level"]) == (EVERY, -1)}
     sampled = overall["sampled"]
     names = {"success": "sampled", "greedy": "greedy", CONTROL: CONTROL}
-    found: dict[str, Any] = {}
-    for name, one in ((name, overall[decoding]) for name, decoding in names.items() if decoding in overall):
-        found |= {name: one["success"], f"{name}_low": one["low"], f"{name}_high": one["high"]}
+    metrics: dict[str, Any] = {}
+    for name, result in ((name, overall[decoding]) for name, decoding in names.items() if decoding in overall):
+        metrics |= {name: result["success"], f"{name}_low": result["low"], f"{name}_high": result["high"]}
     if CONTROL in overall:
-        found["control_temperature"] = overall[CONTROL]["temperature"]
-    found |= {name: value for name, value in sampled.items() if "pass" in name or name in MORE}
-    return {name: value for name, value in found.items() if value is not None}
+        metrics["control_temperature"] = overall[CONTROL]["temperature"]
+    metrics |= {name: value for name, value in sampled.items() if "pass" in name or name in MORE}
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _measured(context: Context, config: EvaluateConfig, tasks: dict[str, Task], optimum: Optimum) -> list[Attempted]:
@@ -257,9 +267,9 @@ def _measured(context: Context, config: EvaluateConfig, tasks: dict[str, Task], 
     for name in context.row_ids() if config.compress else []:
         if (episode := episode_of(name)) != name:
             later[episode].append(name)
-    found = []
+    measured = []
     for start in range(0, len(names), size):
-        ids = [one for name in names[start : start + size] for one in (name, *later[name])]
+        ids = [name_of_attempt for name in names[start : start + size] for name_of_attempt in (name, *later[name])]
         episodes = map(whole, by_episode(context.buffer.get_many(ids)))
         rows = [row for row in episodes if row.success is not None]
         chosen: dict[str, float] = {}
@@ -268,20 +278,20 @@ def _measured(context: Context, config: EvaluateConfig, tasks: dict[str, Task], 
             for row in rows:
                 groups[row.group_id].append(row)
             chosen = blocking(_picked(config, list(groups.values()), tasks))
-        found += [attempted(row, optimum.of(row), chosen.get(row.trajectory_id)) for row in rows]
-    return found
+        measured += [attempted(row, optimum.of(row), chosen.get(row.trajectory_id)) for row in rows]
+    return measured
 
 
 async def _picked(config: EvaluateConfig, groups: Sequence[list[Row]], tasks: dict[str, Task]) -> dict[str, float]:
     try:
         work = (choices(group, tasks[group[0].trajectory_id], config.best_of) for group in groups)
-        found = await asyncio.gather(*work)
+        chosen = await asyncio.gather(*work)
     finally:
-        for one in config.best_of:
-            await one.close()
+        for reward in config.best_of:
+            await reward.close()
     return {
         row.trajectory_id: chance
-        for group, chances in zip(groups, found, strict=True)
+        for group, chances in zip(groups, chosen, strict=True)
         for row, chance in zip(group, chances, strict=True)
     }
 
@@ -291,7 +301,10 @@ def _table(results: Sequence[Mapping[str, Any]]) -> pa.Table:
     names = list(dict.fromkeys(name for row in results for name in row))
     columns = {name: pa.array([row.get(name) for row in results]) for name in names}
     return pa.table(
-        {name: pc.cast(one, pa.float64()) if pa.types.is_null(one.type) else one for name, one in columns.items()}
+        {
+            name: pc.cast(column, pa.float64()) if pa.types.is_null(column.type) else column
+            for name, column in columns.items()
+        }
     )
 
 
@@ -320,23 +333,23 @@ def compare(context: Context, config: CompareConfig, attempts: list[Trajectories
     from agentrl.pipelines.results.passes import pass_differences
 
     catalog = Catalog(context.buffer.store)
-    found = compared([measure(catalog, one, greedy=config.greedy) for one in attempts])
-    if len(found.arms) < 2:
+    comparison = compared([measure(catalog, selection, greedy=config.greedy) for selection in attempts])
+    if len(comparison.arms) < 2:
         raise ValueError(
             "attempts holds one arm; wire rollouts of two evaluations or more that differ not by seed alone"
         )
     differences: list[dict[str, Any]] = []
     tasks: list[dict[str, Any]] = []
-    for arm, one in found.differences():
-        names = {"arm": arm.name, "than": found.arms[0].name}
-        said = verdict(arm, found.arms[0], one)
-        row: dict[str, Any] = {**names, **vars(one), "verdict": said}
-        for passed in pass_differences(arm, found.arms[0]):
+    for arm, contrast in comparison.differences():
+        names = {"arm": arm.name, "than": comparison.arms[0].name}
+        conclusion = verdict(arm, comparison.arms[0], contrast)
+        row: dict[str, Any] = {**names, **vars(contrast), "verdict": conclusion}
+        for passed in pass_differences(arm, comparison.arms[0]):
             row |= passed.columns()
         differences.append(row)
-        context.metrics[f"{arm.name} - {found.arms[0].name}"] = one.mean
-        context.metrics[f"verdict on {arm.name}"] = said
-        tasks += [{**names, **change} for change in _changes(arm, found.arms[0])]
+        context.metrics[f"{arm.name} - {comparison.arms[0].name}"] = contrast.mean
+        context.metrics[f"verdict on {arm.name}"] = conclusion
+        tasks += [{**names, **change} for change in _changes(arm, comparison.arms[0])]
     return Compared(context.table(_table(differences), "differences"), context.table(_table(tasks), "tasks"))
 
 

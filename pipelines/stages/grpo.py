@@ -163,10 +163,10 @@ class OnlineConfig(Compressing, TeacherConfig):
             "algorithm.overlong punishes rows that come near max_tokens, which none does": algorithm.overlong,
             "fork goes on from turns of one row": self.fork,
         }
-        if found := [what for what, holds in wrong.items() if holds]:
+        if problems := [what for what, holds in wrong.items() if holds]:
             raise ValueError(
-                f"compress makes several rows of an episode, and {found[0]}; leave compress out, or use an algorithm "
-                "that credits whole episodes (grpo, dapo, rloo, ...) with credit: whole"
+                f"compress makes several rows of an episode, and {problems[0]}; leave compress out, or use an "
+                "algorithm that credits whole episodes (grpo, dapo, rloo, ...) with credit: whole"
             )
         return self
 

@@ -169,16 +169,16 @@ def import_(context: Context, config: ImportConfig) -> Import:
         prompts=config.prompts,
         max_record=int(config.max_record_mb * 2**20),
         check_tokens=check,
-    ) as found:
-        found.leave_out(set())
-        rows = _renamed(found.tables(context.fingerprint), context)
+    ) as reading_files:
+        reading_files.leave_out(set())
+        rows = _renamed(reading_files.tables(context.fingerprint), context)
         if context.has_shard(0):  # a run that was killed appended them; they are read again only for the counts
             for _ in rows:
                 pass
         else:
-            found.result.quarantined = context.append(rows, on_error=on_error)
-            found.set_aside(context.buffer, f"{context.stage}-{context.fingerprint[:8]}")
-        result = found.finish()
+            reading_files.result.quarantined = context.append(rows, on_error=on_error)
+            reading_files.set_aside(context.buffer, f"{context.stage}-{context.fingerprint[:8]}")
+        result = reading_files.finish()
     context.metrics.update(_said(result))
     return Import(context.select(), context.table(pa.Table.from_pylist(result.files, schema=FILES_SCHEMA), "files"))
 
@@ -191,7 +191,7 @@ def _renamed(tables: Iterator[pa.Table], context: Context) -> Iterator[pa.Table]
     for table in tables:
         names = [context.trajectory_id(len(ids) + number) for number in range(table.num_rows)]
         ids.update(zip(table["trajectory_id"].to_pylist(), names, strict=True))
-        parents = [ids.get(one or "") for one in table["parent_id"].to_pylist()]
+        parents = [ids.get(parent or "") for parent in table["parent_id"].to_pylist()]
         table = with_column(table, "trajectory_id", names)
         table = with_column(table, "parent_id", parents)
         yield with_column(table, "fingerprint", [""] * len(names))

@@ -36,10 +36,10 @@ class OnlineLog:
 
     def stored(self, names: Sequence[str]) -> dict[str, list[Trajectory]]:
         wanted = [name for name in names if name in self._stored]
-        ids = [one for name in wanted for one in self._stored[name]]
+        ids = [row_id for name in wanted for row_id in self._stored[name]]
         rows = dict(zip(ids, self.context.buffer.get_many(ids), strict=True)) if ids else {}
-        found = {name: [rows[one] for one in self._stored[name]] for name in wanted}
-        return {name: sorted(each, key=lambda row: row.segment) for name, each in found.items()}
+        by_name = {name: [rows[row_id] for row_id in self._stored[name]] for name in wanted}
+        return {name: sorted(each, key=lambda row: row.segment) for name, each in by_name.items()}
 
     def under_way(self, names: Sequence[str]) -> dict[str, list[Trajectory]]:
         return {name: self._read(name) for name in names if name in self._kept}

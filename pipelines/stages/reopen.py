@@ -84,7 +84,7 @@ def reopen(
 def _solved(trajectories: list[Trajectories], drops: Counter[str]) -> dict[str, TaskKey]:
     """The rows that succeeded, by their ids, sorted, and the task of each."""
     columns = ["trajectory_id", "env", "task_id", "prompt", "split", "success", "tags"]
-    rows = {row["trajectory_id"]: row for one in trajectories for row in one.table(columns).to_pylist()}
+    rows = {row["trajectory_id"]: row for selection in trajectories for row in selection.table(columns).to_pylist()}
     refuse_measured({name: row["split"] for name, row in rows.items()})
     solved = {}
     for name, row in sorted(rows.items()):
@@ -115,8 +115,8 @@ async def _openings(context: Context, known: KnownTasks, wanted: Iterable[TaskKe
             begun.update(zip(map(key_of, part), await asyncio.gather(*map(opening, part)), strict=True))
     finally:
         await host.close()
-        for place in places.values():
-            if iscoroutinefunction(close := getattr(place, "close", None)):
+        for family in places.values():
+            if iscoroutinefunction(close := getattr(family, "close", None)):
                 await close()
     return begun
 

@@ -124,7 +124,7 @@ def _coverage(context: Context, metrics: list[Table], curves: dict[str, list[dic
     from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.pipelines.results.coverage import COLUMNS, covered
 
-    catalog, found = Catalog(context.buffer.store), []
+    catalog, tables = Catalog(context.buffer.store), []
     for table in metrics:
         rows = curves[table.stage]
         tickets = sum(int(row.get("tickets") or 0) for row in rows)
@@ -132,11 +132,11 @@ def _coverage(context: Context, metrics: list[Table], curves: dict[str, list[dic
             continue
         oldest = max(int(row["max_staleness"]) for row in rows)
         age = f"at most {oldest} version{'s' if oldest > 1 else ''} old" if oldest else "of the newest version"
-        said = f"{table.stage} drew {tickets} tasks and trained on the rollouts of each of them once, {age}."
+        sentence = f"{table.stage} drew {tickets} tasks and trained on the rollouts of each of them once, {age}."
         manifest = catalog.manifest(table.stage, table.fingerprint)
         lines = covered(catalog, manifest) if manifest else []
-        found.append({"said": said, "columns": COLUMNS, "lines": lines})
-    return found
+        tables.append({"said": sentence, "columns": COLUMNS, "lines": lines})
+    return tables
 
 
 def _worse(context: Context, evaluations: list[Table]) -> list[str]:
@@ -146,10 +146,10 @@ def _worse(context: Context, evaluations: list[Table]) -> list[str]:
 
     catalog = Catalog(context.buffer.store)
     manifests = [catalog.manifest(table.stage, table.fingerprint) for table in evaluations]
-    found = regressions(catalog, [one for one in manifests if one])
-    for said in found:
-        warnings.warn(said, stacklevel=2)
-    return found
+    losses = regressions(catalog, [manifest for manifest in manifests if manifest])
+    for loss in losses:
+        warnings.warn(loss, stacklevel=2)
+    return losses
 
 
 def _rendered(content: dict[str, Any]) -> dict[str, str]:
@@ -179,13 +179,13 @@ def _sweeps(context: Context, attempts: list[Trajectories]) -> list[dict[str, An
 
     catalog = Catalog(context.buffer.store)
     tables = []
-    for found in sweeps([measure(catalog, one) for one in attempts]):
-        content = found.to_json()
+    for comparison in sweeps([measure(catalog, selection) for selection in attempts]):
+        content = comparison.to_json()
         seeds = any(arm["seeds"] for arm in content["arms"])
-        columns = [*found.keys, "seeds"] if seeds else found.keys
+        columns = [*comparison.keys, "seeds"] if seeds else comparison.keys
         rows = [{**arm, "cells": {**arm["settings"], "seeds": ", ".join(arm["seeds"])}} for arm in content["arms"]]
-        verdicts = [one["verdict"] for one in content["differences"]]
-        tables.append({"keys": found.keys, "columns": columns, "rows": rows, "verdicts": verdicts})
+        verdicts = [contrast["verdict"] for contrast in content["differences"]]
+        tables.append({"keys": comparison.keys, "columns": columns, "rows": rows, "verdicts": verdicts})
     return tables
 
 
@@ -228,7 +228,7 @@ def _success_plot(overall: list[dict[str, Any]], names: list[str]) -> str:
         rows = [next(r for r in overall if r["policy"] == name and r["decoding"] == decoding) for name in names]
         errors = [[r["success"] - r["low"] for r in rows], [r["high"] - r["success"] for r in rows]]
         label = "temperature 1" if decoding == "sampled" else "greedy"
-        places = [place + shift for place in range(len(rows))]
+        places = [index + shift for index in range(len(rows))]
         axes.errorbar(places, [r["success"] for r in rows], errors, fmt="o-", color=color, capsize=3, label=label)
     axes.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
     axes.set_ylim(0, 1.02)
@@ -240,9 +240,9 @@ def _level_plot(results: list[dict[str, Any]], names: list[str]) -> str:
     figure, axes = _axes("Success at temperature 1, by level of the task", "success")
     levels = sorted({row["level"] for row in results} - {-1})
     width = 0.8 / max(1, len(levels))
-    for place, level in enumerate(levels):
+    for index, level in enumerate(levels):
         rows = {r["policy"]: r["success"] for r in results if r["level"] == level and r["decoding"] == "sampled"}
-        offsets = [number + (place - (len(levels) - 1) / 2) * width for number in range(len(names))]
+        offsets = [number + (index - (len(levels) - 1) / 2) * width for number in range(len(names))]
         axes.bar(offsets, [rows.get(name, 0.0) for name in names], width * 0.9, label=f"level {level}", alpha=0.85)
     axes.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
     axes.set_ylim(0, 1.02)

@@ -66,13 +66,13 @@ def score(
     groups = _groups(trajectories)
     total, done, parts = sum(map(len, groups)), 0, []
     for number, batch in enumerate(_batches(groups)):
-        place = context.scratch / f"{number:06d}.parquet"
-        if not place.exists():
+        part = context.scratch / f"{number:06d}.parquet"
+        if not part.exists():
             rows = trajectories[0].buffer.get_many([name for group in batch for name in group])
             made = blocking(_scored(batch, rows, known, bool(tasks), config.rewards, scorer))
-            pq.write_table(to_table(made, SCORE_SCHEMA), place.with_suffix(".tmp"))
-            place.with_suffix(".tmp").rename(place)
-        parts.append(pq.read_table(place))
+            pq.write_table(to_table(made, SCORE_SCHEMA), part.with_suffix(".tmp"))
+            part.with_suffix(".tmp").rename(part)
+        parts.append(pq.read_table(part))
         done += len(parts[-1])
         context.progress(done, total)
     table = pa.concat_tables(parts) if parts else SCORE_SCHEMA.empty_table()
@@ -84,8 +84,8 @@ def _groups(trajectories: list[Trajectories]) -> list[list[str]]:
     """Ids of the rollouts of each ticket, each once, in the order of the selections."""
     groups: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     columns = ["trajectory_id", "group_id", "task_id", "fingerprint", "policy", "policy_version"]
-    for one in trajectories:
-        for row in one.table(columns).to_pylist():
+    for selection in trajectories:
+        for row in selection.table(columns).to_pylist():
             ticket = row["group_id"] if row["group_id"] != row["task_id"] else None
             made_by = f"{row['fingerprint']} {row['policy']} {row['policy_version']}"
             groups[row["task_id"], ticket or made_by][row["trajectory_id"]] = None
@@ -116,21 +116,21 @@ async def _scored(
     groups = [by_episode(by_id[name] for name in group) for group in batch]
     work = [graded([*map(whole, group)], _task(group[0][0], known, has_tasks), rewards) for group in groups]
     try:
-        found = await asyncio.gather(*work)
+        results = await asyncio.gather(*work)
     finally:
-        for one in rewards:
-            await one.close()
+        for reward in rewards:
+            await reward.close()
     return [
         TrajectoryScore(
             trajectory_id=row.trajectory_id,
             scorer=scorer,
-            reward=one.reward,
-            success=_success(row, {part.name: part.value for part in one.components}, rewards),
-            components=one.components,
-            why=one.why,
+            reward=result.reward,
+            success=_success(row, {part.name: part.value for part in result.components}, rewards),
+            components=result.components,
+            why=result.why,
         )
-        for group, scored in zip(groups, found, strict=True)
-        for episode, one in zip(group, scored, strict=True)
+        for group, scored in zip(groups, results, strict=True)
+        for episode, result in zip(group, scored, strict=True)
         for row in episode
     ]
 
@@ -144,12 +144,12 @@ def _task(row: Trajectory, known: dict[TaskKey, Task], has_tasks: bool) -> Task:
 
 
 def _success(row: Trajectory, values: dict[str, float], rewards: Sequence[Reward]) -> bool | None:
-    verifiers = [one for one in rewards if one.is_outcome and one.type != "environment"]
+    verifiers = [reward for reward in rewards if reward.is_outcome and reward.type != "environment"]
     if not verifiers:
         return row.success
-    if any(one.component not in values for one in verifiers):
+    if any(reward.component not in values for reward in verifiers):
         return None
-    return all(one.solved(values[one.component]) for one in verifiers)
+    return all(reward.solved(values[reward.component]) for reward in verifiers)
 
 
 def _report(context: Context, rewards: Sequence[Reward], table: pa.Table, trajectories: list[Trajectories]) -> None:
@@ -157,8 +157,8 @@ def _report(context: Context, rewards: Sequence[Reward], table: pa.Table, trajec
     columns = ["trajectory_id", "success", "segment"]
     outcomes = {
         row["trajectory_id"]: row["success"]
-        for one in trajectories
-        for row in one.table(columns).to_pylist()
+        for selection in trajectories
+        for row in selection.table(columns).to_pylist()
         if not row["segment"]
     }
     rows = [row for row in table.to_pylist() if row["trajectory_id"] in outcomes]
@@ -166,10 +166,10 @@ def _report(context: Context, rewards: Sequence[Reward], table: pa.Table, trajec
     for row in rows:
         for part in row["components"]:
             values[part["name"]][row["trajectory_id"]] = part["value"]
-    for one in rewards:
-        graded_rows = values[one.component]
-        for name, found in one.review([(value, outcomes[row]) for row, value in graded_rows.items()]).items():
-            context.metrics[f"{one.component}.{name}"] = found
+    for reward in rewards:
+        graded_rows = values[reward.component]
+        for name, measure in reward.review([(value, outcomes[row]) for row, value in graded_rows.items()]).items():
+            context.metrics[f"{reward.component}.{name}"] = measure
     context.metrics.update({name: fmean(each.values()) for name, each in values.items() if each})
     scored = [row["reward"] for row in rows if row["reward"] is not None]
     context.metrics.update(rows=len(rows), unscored=len(rows) - len(scored))

@@ -159,8 +159,8 @@ def not_in_split(
     scores: pa.Table | None = None,
 ) -> pa.Array:
     """The ids of the rows of other splits for which ``where`` holds, of ``ids`` or of all, sorted."""
-    found = _rows(buffer, _and(where, f"split <> {_quoted(split)}"), version, ids, (), scores)
-    return id_array(found["trajectory_id"].sort().to_arrow())
+    rows = _rows(buffer, _and(where, f"split <> {_quoted(split)}"), version, ids, (), scores)
+    return id_array(rows["trajectory_id"].sort().to_arrow())
 
 
 def _and(where: str | None, more: str) -> str:
@@ -180,10 +180,10 @@ def matching(
 ) -> pa.Array:
     """Ids for which ``where`` holds: of ``ids`` in their order, or of all rows sorted. They stay in Arrow, since there
     may be millions of them. ``scores`` take the place of the rows' rewards."""
-    found = id_array(_rows(buffer, where, version, ids, (), scores)["trajectory_id"].to_arrow())
+    matches = id_array(_rows(buffer, where, version, ids, (), scores)["trajectory_id"].to_arrow())
     if ids is None:
-        return found.take(pc.sort_indices(found))
-    return ids.filter(pc.is_in(ids, value_set=found))
+        return matches.take(pc.sort_indices(matches))
+    return ids.filter(pc.is_in(ids, value_set=matches))
 
 
 def named(buffer: "TrajectoryBuffer", path: str, version: int | None = None, ids: pa.Array | None = None) -> pa.Array:

@@ -85,7 +85,7 @@ def tags(
     left_out: Counter[str] = Counter()
     for selection in attempts:
         for row in map(whole, by_episode(selection.read())):
-            decoding = next((one for one in DECODINGS if one in row.tags), None)
+            decoding = next((name for name in DECODINGS if name in row.tags), None)
             if decoding is None or row.success is None:
                 left_out["other_decodings" if decoding is None else "unscored"] += 1
                 continue
@@ -95,13 +95,13 @@ def tags(
             policy = row.policy.partition("/")[0]
             tallies[policy, decoding, row.split].add(about, row.success, reached_by(row.final_state))
     count(context, left_out)
-    found = [
+    tagged = [
         {"policy": policy, "decoding": decoding, "split": split, **row}
         for (policy, decoding, split), tally in tallies.items()
         for row in tally.rows()
     ]
-    context.metrics.update(tags=len({row["tag"] for row in found}))
-    return context.table(pa.Table.from_pylist(found, SCHEMA))
+    context.metrics.update(tags=len({row["tag"] for row in tagged}))
+    return context.table(pa.Table.from_pylist(tagged, SCHEMA))
 
 
 def about_of(task: Task) -> TaskTags:
@@ -120,8 +120,8 @@ def about_of(task: Task) -> TaskTags:
 def reached_by(final_state: str) -> Sequence[Any]:
     """What reached each subgoal of a rollout, by its final state; nothing if its environment does not say."""
     state = json.loads(final_state)
-    found = state.get("subgoals") if isinstance(state, dict) else None
-    return found if isinstance(found, list) else []
+    subgoals = state.get("subgoals") if isinstance(state, dict) else None
+    return subgoals if isinstance(subgoals, list) else []
 
 
 def by_tag(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ def by_tag(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     without rows."""
     greedy = [row for row in rows if row["decoding"] == "greedy"]
     first = next((row["split"] for row in greedy), "")
-    found = []
+    tables = []
     for what, key in (("Success", "success"), ("Share of tries that reached the subgoal", "share_reached")):
         cells: dict[str, dict[str, float]] = defaultdict(dict)
         for row in greedy:
@@ -137,7 +137,9 @@ def by_tag(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 column = row["policy"] if row["split"] == first else f"{row['policy']}, {row['split']}"
                 cells[row["tag"]][column] = row[key]
         columns = list(dict.fromkeys(column for each in cells.values() for column in each))
-        lines = [[tag, *(f"{cells[tag][one]:.2f}" if one in cells[tag] else "" for one in columns)] for tag in cells]
+        lines = [
+            [tag, *(f"{cells[tag][column]:.2f}" if column in cells[tag] else "" for column in columns)] for tag in cells
+        ]
         if lines:
-            found.append({"title": f"{what} by tag, greedy", "columns": ["tag", *columns], "rows": lines})
-    return found
+            tables.append({"title": f"{what} by tag, greedy", "columns": ["tag", *columns], "rows": lines})
+    return tables

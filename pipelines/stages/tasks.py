@@ -52,24 +52,28 @@ def generate(context: Context, config: GenerateConfig) -> Splits:
                 "that split tasks of kinds of their own and set compositional = True in the class"
             )
         sizes["compositional"] = config.compositional
-    found = environment.tasks(sizes, context.seed)
-    _check_splits(env, found, sizes)
+    tasks = environment.tasks(sizes, context.seed)
+    _check_splits(env, tasks, sizes)
     # stages after this one look the environment and its settings up by its name
     splits = {
-        name: [task.model_copy(update={"env": env, "split": name}) for task in found.get(name, [])]
+        name: [task.model_copy(update={"env": env, "split": name}) for task in tasks.get(name, [])]
         for name in Splits._fields
     }
     context.metrics.update({name: len(rows) for name, rows in splits.items()})
     return Splits(**{name: context.tasks(rows, name) for name, rows in splits.items()})
 
 
-def _check_splits(env: str, found: Any, sizes: Mapping[str, int]) -> None:
+def _check_splits(env: str, tasks_of_splits: Any, sizes: Mapping[str, int]) -> None:
     """Check what ``tasks()`` of an environment returned; see :func:`generate`."""
     names = ", ".join(sizes)
-    if not isinstance(found, Mapping) or not set(found) <= set(Splits._fields):
-        what = f"the splits {', '.join(map(str, found))}" if isinstance(found, Mapping) else f"a {type(found).__name__}"
+    if not isinstance(tasks_of_splits, Mapping) or not set(tasks_of_splits) <= set(Splits._fields):
+        what = (
+            f"the splits {', '.join(map(str, tasks_of_splits))}"
+            if isinstance(tasks_of_splits, Mapping)
+            else f"a {type(tasks_of_splits).__name__}"
+        )
         raise TypeError(f"tasks() of {env} returned {what}; return a dict of a list of Task for each of {names}")
-    every = [(name, task) for name, tasks in found.items() for task in tasks]
+    every = [(name, task) for name, tasks in tasks_of_splits.items() for task in tasks]
     if wrong := [task for _, task in every if not isinstance(task, Task)]:
         raise TypeError(
             f"tasks() of {env} returned {wrong[0]!r:.80} as a task; return lists of agentrl.schemas.task.Task"
@@ -81,9 +85,9 @@ def _check_splits(env: str, found: Any, sizes: Mapping[str, int]) -> None:
             "would be compared as those of one; give each its own in all splits, for instance with the split's name"
         )
     seen: set[tuple[str, ...]] = set()
-    for name, tasks in found.items():
+    for name, tasks in tasks_of_splits.items():
         asked = [(task.prompt, task.ground_truth, task.metadata, task.tools) for task in tasks]
-        if again := sum(one in seen for one in asked):
+        if again := sum(key in seen for key in asked):
             warnings.warn(
                 f"{again} of {len(asked)} {name} tasks of {env} are tasks of another split too: what is measured on "
                 "these splits is not measured on unseen tasks; draw each task once, and then split them",
@@ -91,8 +95,10 @@ def _check_splits(env: str, found: Any, sizes: Mapping[str, int]) -> None:
             )
         seen.update(asked)
     for name, size in sizes.items():
-        if len(found.get(name, [])) < size:
-            warnings.warn(f"{env} has {len(found.get(name, []))} {name} tasks; {size} were asked for", stacklevel=3)
+        if len(tasks_of_splits.get(name, [])) < size:
+            warnings.warn(
+                f"{env} has {len(tasks_of_splits.get(name, []))} {name} tasks; {size} were asked for", stacklevel=3
+            )
 
 
 class TaskImportConfig(StageConfig):
@@ -125,9 +131,9 @@ def import_(context: Context, config: TaskImportConfig) -> Tasks:
     if config.format:
         from agentrl.datastore.formats.imports import reading
 
-        with reading(config.paths, config.format, stage=context.stage, prompts=True) as found:
-            rows = list(_of_rows(found.tables(context.fingerprint)))
-            ignored = Counter(found.notes.ignored)
+        with reading(config.paths, config.format, stage=context.stage, prompts=True) as reading_files:
+            rows = list(_of_rows(reading_files.tables(context.fingerprint)))
+            ignored = Counter(reading_files.notes.ignored)
     else:
         rows, ignored = _of_files(config)
     rows = [_placed(row, config) for row in rows]
@@ -167,7 +173,7 @@ def _of_files(config: TaskImportConfig) -> tuple[list[Task], Counter[str]]:
     if not rows:
         raise ValueError(f"{', '.join(config.paths)} hold no tasks")
     for key, number in lacking.items():
-        field = next(name for name, one in config.columns.items() if one == key)
+        field = next(name for name, column in config.columns.items() if column == key)
         if number == len(rows):
             raise ValueError(
                 f"columns takes {field} from the key {key!r}, which no record of {', '.join(config.paths)} has; the "
@@ -212,11 +218,11 @@ def _placed(task: Task, config: TaskImportConfig) -> Task:
 
 def _distinct(tasks: Iterable[Task]) -> list[Task]:
     """Each task once. Raises ValueError if two differ and have one id."""
-    found: dict[str, Task] = {}
+    by_id: dict[str, Task] = {}
     for task in tasks:
-        if found.setdefault(task.task_id, task) != task:
+        if by_id.setdefault(task.task_id, task) != task:
             raise ValueError(f"two different tasks have the id {task.task_id!r}; give them ids of their own")
-    return list(found.values())
+    return list(by_id.values())
 
 
 _OF_A_ROW = ["task_id", "env", "split", "level", "prompt", "tools"]

@@ -56,22 +56,22 @@ def credited_by_token(
 
     work = _Work(chosen, algorithm, policy, micro_tokens, values, teacher)
     write_rows(folder / "scored.arrow", work.scored())
-    found = work.found
+    of_rows = work.found
     advantages, keep, degenerate = work.advantages(folder / "scored.arrow")
-    keep = keep & ~found.out_of_context
+    keep = keep & ~of_rows.out_of_context
     metrics, lr_scale = {"degenerate_rows": float(degenerate.sum())}, 1.0
     if teacher:
         metrics |= teacher.metrics()
     if algorithm.off_policy:
-        versions = chosen.scalars["policy_version"].to_numpy()[found.positions]
+        versions = chosen.scalars["policy_version"].to_numpy()[of_rows.positions]
         staleness = versions.max(initial=0) - versions
         keep, more, lr_scale = guarded(algorithm.off_policy, work.sums(), staleness, keep)
         metrics.update(more)
     live = np.zeros(len(keep), dtype=bool)
     write_rows(folder / "weighted.arrow", work.weighted(folder / "scored.arrow", advantages, keep, live))
     (folder / "scored.arrow").unlink()
-    share = share_of(algorithm, found.actions, live, keep, found.episodes)
-    made = (_scaled(rows, share, found.episodes) for rows in _batches(folder / "weighted.arrow"))
+    share = share_of(algorithm, of_rows.actions, live, keep, of_rows.episodes)
+    made = (_scaled(rows, share, of_rows.episodes) for rows in _batches(folder / "weighted.arrow"))
     return TokenCredit(metrics, lr_scale, made)
 
 
@@ -103,10 +103,10 @@ class _Work:
         whole groups."""
         from agentrl.training.scoring import reference_logprobs
 
-        found, labels = self.found, sides(self.chosen)
+        of_rows, labels = self.found, sides(self.chosen)
         number = np.zeros(len(self.chosen), np.int64)
-        number[found.positions] = np.arange(len(found.positions))
-        for part in self.chosen.in_groups(self.policy, found.positions, found.groups, PART_TOKENS):
+        number[of_rows.positions] = np.arange(len(of_rows.positions))
+        for part in self.chosen.in_groups(self.policy, of_rows.positions, of_rows.groups, PART_TOKENS):
             ones = np.ones(len(part.positions))
             rows = trained_on(part, ones, labels[part.positions], units=number[part.positions])
             if self.algorithm.kl or self.algorithm.off_policy or not self.algorithm.credits_returns:
@@ -137,24 +137,24 @@ class _Work:
         from agentrl.online.credit import row_advantages, token_advantages
         from agentrl.training.rows import TrainingRows
 
-        found = self.found
-        rewards, shaped, groups = found.of_episodes()
-        taken = np.bincount(found.episodes, self.taken, len(rewards))
+        of_rows = self.found
+        rewards, shaped, groups = of_rows.of_episodes()
+        taken = np.bincount(of_rows.episodes, self.taken, len(rewards))
         if self.algorithm.credits_returns:
             by_episode = row_advantages(self.algorithm, shaped, rewards, groups, taken)
-            advantages, keep, degenerate = (one[found.episodes] for one in by_episode)
+            advantages, keep, degenerate = (values[of_rows.episodes] for values in by_episode)
             return advantages, keep, degenerate
         rows = TrainingRows.open(path)
         number = len(rows)
-        rollouts = _Rollouts(self.chosen, found.positions)
+        rollouts = _Rollouts(self.chosen, of_rows.positions)
         step = Experience(
             rollouts,
             groups,
             shaped,
-            _OnDemand(number, lambda one: self._penalties(rows, one)),
-            proximal=_OnDemand(number, lambda one: rows.values("ref_logprobs", one)),
+            _OnDemand(number, lambda number: self._penalties(rows, number)),
+            proximal=_OnDemand(number, lambda number: rows.values("ref_logprobs", number)),
             teacher=_Taught(rollouts, self.teacher) if self.teacher else None,
-            whose=found.episodes,
+            whose=of_rows.episodes,
         )
         made, keep, degenerate = token_advantages(self.algorithm, step, rewards - taken)
         return made.tokens, keep, degenerate
@@ -197,7 +197,7 @@ class _Work:
             offsets, mask = flat(rows.column("mask"))
             weights = self._blamed(rows, advantages, np.diff(offsets))
             if self.algorithm.off_policy:
-                weights = weights * np.concatenate([self._importance(*one)[2][0].numpy() for one in _rows_of(rows)])
+                weights = weights * np.concatenate([self._importance(*row)[2][0].numpy() for row in _rows_of(rows)])
             teaches = holds_true(offsets[:-1], offsets[1:], mask & (abs(weights) > 1e-9))
             live[numbers] = keep[numbers] & (self.algorithm.acts_on_every_row | teaches)
             counts = np.repeat(self.chosen.weights[self.found.positions[numbers]], np.diff(offsets))
@@ -215,15 +215,17 @@ class _Work:
         numbers = rows.column("unit").to_pylist()
         weights: ByToken
         if isinstance(advantages, np.ndarray):
-            weights = [np.broadcast_to(advantages[one], size) for one, size in zip(numbers, lengths, strict=True)]
+            weights = [np.broadcast_to(advantages[number], size) for number, size in zip(numbers, lengths, strict=True)]
         else:
-            weights = [advantages[one] for one in numbers]
+            weights = [advantages[number] for number in numbers]
         if self.algorithm.credit == "values":
             names = zip(rows.column("row_id").to_pylist(), weights, strict=True)
-            weights = [progress_weights(len(one), of) if (of := self.values.get(name)) else one for name, one in names]
+            weights = [
+                progress_weights(len(values), of) if (of := self.values.get(name)) else values for name, values in names
+            ]
         elif self.algorithm.credit not in WHOLE:
             rollouts = list(self.chosen.trajectories(rows.column("row_id")))
-            weights = blamed(self.algorithm, rollouts, [self.found.groups[one] for one in numbers], weights)
+            weights = blamed(self.algorithm, rollouts, [self.found.groups[number] for number in numbers], weights)
         return np.concatenate([np.zeros(0), *weights])
 
 
@@ -238,13 +240,13 @@ class _OnDemand(Sequence[Item], Generic[Item]):
         return len(self._places)
 
     @overload
-    def __getitem__(self, place: int) -> Item: ...
+    def __getitem__(self, index: int) -> Item: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Item]: ...
-    def __getitem__(self, place: int | slice) -> Item | list[Item]:
-        if isinstance(place, slice):
-            return [self._make(one) for one in self._places[place]]
-        return self._make(self._places[place])
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        if isinstance(index, slice):
+            return [self._make(item_key) for item_key in self._places[index]]
+        return self._make(self._places[index])
 
 
 class _Rollouts(_OnDemand[Trajectory]):

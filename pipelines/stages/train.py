@@ -178,8 +178,8 @@ PAIRS_AT_ONCE = 2048
 def _pair_batches(pairs: Sequence[Pairs], policy: "Policy") -> Iterator[pa.RecordBatch]:
     """Pairs as training rows: for each one the chosen side, then the rejected one."""
     first = 0
-    for one in pairs:
-        with pq.ParquetFile(one.path) as file:
+    for pair_table in pairs:
+        with pq.ParquetFile(pair_table.path) as file:
             for batch in file.iter_batches(PAIRS_AT_ONCE):
                 yield _pair_batch(batch, first, policy)
                 first += batch.num_rows
@@ -189,7 +189,7 @@ def _pair_batch(batch: pa.RecordBatch, first: int, policy: "Policy") -> pa.Recor
     """Training rows of some pairs, which are numbered from ``first`` on."""
     from agentrl.training.rows import flat, nested
 
-    for name, tokenizer in zip(*(batch.column(one).to_pylist() for one in ("pair_id", "tokenizer")), strict=True):
+    for name, tokenizer in zip(*(batch.column(column).to_pylist() for column in ("pair_id", "tokenizer")), strict=True):
         check_tokenizer(name, tokenizer, policy)
     size = batch.num_rows
     sides = pa.array(np.stack([np.arange(size), size + np.arange(size)], -1).ravel())

@@ -220,7 +220,9 @@ def _rounds(
         part = tasks[start : start + config.shard_tasks]
         attempts = shards.missing(tickets(part, samples, context.trajectory_id, start * samples))
         if attempts:
-            missing[shard] = {name: replace(one, hint=showing(one.task).template) for name, one in attempts.items()}
+            missing[shard] = {
+                name: replace(attempt, hint=showing(attempt.task).template) for name, attempt in attempts.items()
+            }
     return [{shard: missing[shard]} for shard in missing] if one_by_one else [missing]
 
 
@@ -232,10 +234,10 @@ async def _sample(
     finish: "Callable[[Trajectory, Task], Trajectory]",
 ) -> None:
     """Sample shards at once, and append each when it is whole."""
-    attempts = {name: attempt for one in missing.values() for name, attempt in one.items()}
+    attempts = {name: attempt for attempts_of_shard in missing.values() for name, attempt in attempts_of_shard.items()}
     if not attempts:
         return
-    shard_of = {name: shard for shard, one in missing.items() for name in one}
+    shard_of = {name: shard for shard, attempts_of_shard in missing.items() for name in attempts_of_shard}
     made: dict[int, dict[str, list[Trajectory]]] = {shard: {} for shard in missing}
     seed = stream(context.seed, "sample", min(missing))
     async with aclosing(runner.groups(list(attempts.values()), seed, list(attempts))) as groups:
@@ -270,8 +272,8 @@ def reject(
     runs repeat is more seldom right by luck. The segments of an episode are one run, and are kept together. Unscored
     rows, and rows that are tagged as not trained on, are left out and counted."""
     columns = ["trajectory_id", "episode_id", "segment", "task_id", "success", "reward", "n_steps", "n_tokens", "tags"]
-    tables = [one.table([*columns, "input_ids"]) for one in under(trajectories, scores, config.scorer)]
-    read = [row for one in tables for row in one.to_pylist()]
+    tables = [selection.table([*columns, "input_ids"]) for selection in under(trajectories, scores, config.scorer)]
+    read = [row for table in tables for row in table.to_pylist()]
     trained = [row for row in read if NOT_TRAINED not in row["tags"]]
     rows = [row for row in trained if row["success"] is not None and row["reward"] is not None]
     same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -293,10 +295,10 @@ def reject(
     ]
     kept: dict[str, list[list[str]]] = {}
     for *_, ids, task_id in sorted(runs):
-        mine = kept.setdefault(task_id, [])
-        if len(mine) < config.keep:
-            mine.append(ids)
-    chosen = sorted(name for mine in kept.values() for ids in mine for name in ids)
+        kept_of_task = kept.setdefault(task_id, [])
+        if len(kept_of_task) < config.keep:
+            kept_of_task.append(ids)
+    chosen = sorted(name for ids_of_task in kept.values() for ids in ids_of_task for name in ids)
     context.metrics.update(
         before=len(read),
         unscored=len(trained) - len(rows),
@@ -311,11 +313,11 @@ def reject(
 
 def _episodes(rows: "Iterable[dict[str, Any]]") -> list[list[dict[str, Any]]]:
     """Rows by episode, each in the order of its segments. Rows with other rewards are not of one episode."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    by_episode: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         key = (row["task_id"], row["episode_id"] or row["trajectory_id"], row["reward"])
-        found.setdefault(key, []).append(row)
-    return [sorted(each, key=lambda row: (row["segment"], row["trajectory_id"])) for each in found.values()]
+        by_episode.setdefault(key, []).append(row)
+    return [sorted(each, key=lambda row: (row["segment"], row["trajectory_id"])) for each in by_episode.values()]
 
 
 def _run(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -45,8 +45,8 @@ def segment(context: Context, config: SegmentConfig, trajectories: list[Trajecto
     """
     policy = load_policy(model)
     counts = Counter(fitting=0, cut=0, step_too_long=0, no_turns=0)
-    for one in trajectories:
-        refuse_measured(dict(zip(*one.table(["trajectory_id", "split"]).to_pydict().values(), strict=True)))
+    for selection in trajectories:
+        refuse_measured(dict(zip(*selection.table(["trajectory_id", "split"]).to_pydict().values(), strict=True)))
     made: list[Trajectory] = []
     chosen: list[tuple[str, float]] = []
     for row, weight in _rows(trajectories):
@@ -69,10 +69,10 @@ def segment(context: Context, config: SegmentConfig, trajectories: list[Trajecto
 
 
 def _rows(trajectories: list[Trajectories]) -> Iterator[tuple[Trajectory, float]]:
-    for one in trajectories:
-        ids, weights = one.selection().columns
+    for selection in trajectories:
+        ids, weights = selection.selection().columns
         for start in range(0, len(ids), ROWS_AT_ONCE):
-            rows = one.rows(ids.slice(start, ROWS_AT_ONCE))
+            rows = selection.rows(ids.slice(start, ROWS_AT_ONCE))
             yield from zip(rows, weights.slice(start, ROWS_AT_ONCE).to_pylist(), strict=True)
 
 

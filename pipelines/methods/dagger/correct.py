@@ -65,7 +65,7 @@ class CorrectConfig(StageConfig):
     def _only_mix_has_a_share(self) -> "CorrectConfig":
         if (self.mode == "mix") != (self.beta is not None):
             raise ValueError("beta is the adviser's share of the turns in mode: mix, which needs it; others have none")
-        if self.beta is not None and not all(0 <= one <= 1 for one in self.shares()):
+        if self.beta is not None and not all(0 <= share <= 1 for share in self.shares()):
             raise ValueError(f"beta is a share, from 0 to 1; it is {self.beta}")
         if not any(self.shares()) and self.mode == "mix":
             raise ValueError("beta: 0 leaves the adviser no turn, and there would be nothing to train on")
@@ -109,11 +109,11 @@ def correct(
     else:
         _corrected(context, config, policy, rows)
     made = context.select()
-    found = made.table(["n_action_tokens", "n_tool_calls", "success"])
-    scored = [one for one in found["success"].to_pylist() if one is not None]
+    columns = made.table(["n_action_tokens", "n_tool_calls", "success"])
+    scored = [success for success in columns["success"].to_pylist() if success is not None]
     context.metrics.update(
-        rows=len(found),
-        foreign_tokens=sum(found["n_action_tokens"].to_pylist()),
+        rows=len(columns),
+        foreign_tokens=sum(columns["n_action_tokens"].to_pylist()),
         **({"success": sum(scored) / len(scored)} if scored else {}),
     )
     return made
@@ -160,10 +160,10 @@ def _taught(
             if context.has_shard(shard):
                 continue
             made = runner.run(list(part.values()), stream(context.seed, "taught", shard), list(part), source=SOURCE)
-            calls += sum(one.prefix.tool_calls for one in part.values() if one.prefix) + sum(
+            calls += sum(attempt.prefix.tool_calls for attempt in part.values() if attempt.prefix) + sum(
                 row.n_tool_calls for row in made
             )
-            shards.append([kept for one in made if (kept := taught(one, teacher.name, label))], shard)
+            shards.append([kept for row in made if (kept := taught(row, teacher.name, label))], shard)
             context.progress(start + len(part), len(attempts))
     count(context, {"diverged": 0})
     record_failures(context, runner)
@@ -185,7 +185,7 @@ def _corrected(context: Context, config: CorrectConfig, policy: "Policy", rows: 
             continue
         part = work[start : start + ROWS_AT_ONCE]
         made = blocking(_all(part, config, policy, places, max_tokens, drops))
-        fitting = [one for one in made if one.n_tokens <= max_tokens]
+        fitting = [row for row in made if row.n_tokens <= max_tokens]
         shards.append(fitting, shard)
         replayed += sum(row.n_tool_calls for row, *_ in part)
         count(context, {"too_long": len(made) - len(fitting)})
@@ -211,7 +211,7 @@ def _work(context: Context, config: CorrectConfig, rows: Sequence[TaskRow]) -> l
         if config.mode == "switch" or config.k is not None:
             drawn = Random(stream(context.seed, "turns", number)).sample(turns, min(config.k or 1, len(turns)))
             turns = sorted(drawn)
-        names = [context.trajectory_id(first + place) for place in range(len(turns))]
+        names = [context.trajectory_id(first + index) for index in range(len(turns))]
         first += len(turns)
         work.append((row, task, turns, names))
     return work
@@ -226,20 +226,20 @@ async def _all(
     from agentrl.rollouts.corrections import labelled, switched
 
     host = Threads()
-    acted = {name: protocol(place, host) for name, place in places.items()}
+    acted = {name: protocol(environment, host) for name, environment in places.items()}
 
     async def one(row: Trajectory, task: Any, turns: list[int], names: list[str]) -> list[Trajectory]:
-        place = acted[task.env]
+        environment = acted[task.env]
         if config.mode == "label":
-            return await labelled(place, row, task, turns, names, policy.codec)
+            return await labelled(environment, row, task, turns, names, policy.codec)
         pairs = zip(turns, names, strict=True)
-        return [await switched(place, row, task, turn, name, policy.codec, max_tokens) for turn, name in pairs]
+        return [await switched(environment, row, task, turn, name, policy.codec, max_tokens) for turn, name in pairs]
 
     try:
-        found = await asyncio.gather(*(_kept(drops, one, *each) for each in part))
+        results = await asyncio.gather(*(_kept(drops, one, *each) for each in part))
     finally:
         await host.close()
-    return [row for several in found for row in several]
+    return [row for several in results for row in several]
 
 
 async def _kept(
@@ -269,18 +269,18 @@ def _mixed(
     known = list({task.task_id: task for _, task in rows}.values())
     samples = config.k or 1
     named = {
-        context.trajectory_id(place): (place, task)
-        for place, task in enumerate(task for task in known for _ in range(samples))
+        context.trajectory_id(number): (number, task)
+        for number, task in enumerate(task for task in known for _ in range(samples))
     }
     shares = config.shares()
     attempts = {
         name: Attempt(
             task,
-            place % samples,
-            group=context.trajectory_id(place - place % samples),
-            advised=shares[place % samples],
+            number % samples,
+            group=context.trajectory_id(number - number % samples),
+            advised=shares[number % samples],
         )
-        for name, (place, task) in named.items()
+        for name, (number, task) in named.items()
     }
     shards = Shards(context)
     missing = shards.missing(attempts)

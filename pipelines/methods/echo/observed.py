@@ -48,14 +48,14 @@ def observing(
 
     seen = Observed(observe, partial(decode, lambda: policy))
     names = chosen.scalars["trajectory_id"].to_pylist()
-    place = {name: number for number, name in enumerate(names)}
+    number_of_name = {name: number for number, name in enumerate(names)}
 
     def weighed(rows: pa.RecordBatch) -> pa.RecordBatch:
         offsets, _ = flat(rows.column("input_ids"))
         rollouts = chosen.trajectories(rows.column("row_id"))
-        counts = (chosen.weights[place[name]] for name in rows.column("row_id").to_pylist())
-        found = [weight * seen.weights(row) for weight, row in zip(counts, rollouts, strict=True)]
-        column = nested(offsets, np.concatenate([np.zeros(0, np.float32), *found]), CE_WEIGHTS)
+        counts = (chosen.weights[number_of_name[name]] for name in rows.column("row_id").to_pylist())
+        weights = [weight * seen.weights(row) for weight, row in zip(counts, rollouts, strict=True)]
+        column = nested(offsets, np.concatenate([np.zeros(0, np.float32), *weights]), CE_WEIGHTS)
         return pa.RecordBatch.from_arrays([*rows.columns, column], schema=TWO_STREAMS)
 
     given = set()
@@ -63,7 +63,7 @@ def observing(
         given.update(batch.column("row_id").to_pylist())
         yield weighed(batch)
     acting, episodes = (known := outcomes(chosen, algorithm, policy)).positions, known.episodes
-    left = [one for one in acting.tolist() if names[one] not in given]
+    left = [number for number in acting.tolist() if names[number] not in given]
     for part in chosen.tokens(lambda: policy, np.array(left, np.int64), logprobs=True):
         units = episodes[np.searchsorted(acting, part.positions)]
         rows = weighed(_alone(trained_on(part, np.zeros(len(part.positions)), units=units), algorithm.kl is not None))

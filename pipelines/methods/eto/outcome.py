@@ -53,7 +53,7 @@ def outcome_pairs(
     first, against the success that shares the longest prefix with it, then the shortest; at most ``limit``. ``counts``
     is told of ``pairs_beyond_per_task``."""
     successes = [row for row in rollouts if row.scored_success()]
-    found = []
+    pairs = []
     for failure in rollouts:
         if failure.scored_success() or not successes:
             continue
@@ -62,10 +62,10 @@ def outcome_pairs(
         turns = len(turn_spans(success.messages, success.action_mask)) + cut if cut is not None else len(spans)
         end = spans[turns - 1][1] if turns < len(spans) else failure.n_tokens
         if end > failure.fork_at:
-            found.append((_shared(success, failure), success, failure, end))
-    found.sort(key=lambda one: (-one[0], one[2].trajectory_id))
+            pairs.append((_shared(success, failure), success, failure, end))
+    pairs.sort(key=lambda pair: (-pair[0], pair[2].trajectory_id))
     if counts is not None:
-        counts["pairs_beyond_per_task"] += max(0, len(found) - limit)
+        counts["pairs_beyond_per_task"] += max(0, len(pairs) - limit)
     return [
         pair_of(
             number,
@@ -75,11 +75,11 @@ def outcome_pairs(
             (success.scored_reward(), failure.scored_reward()),
             "eto",
         )
-        for number, (_, success, failure, end) in enumerate(found[:limit])
+        for number, (_, success, failure, end) in enumerate(pairs[:limit])
     ]
 
 
-def _shared(one: Trajectory, other: Trajectory) -> int:
+def _shared(first: Trajectory, other: Trajectory) -> int:
     """The number of leading tokens that two rows share."""
-    both = zip(one.input_ids, other.input_ids, strict=False)
-    return next((place for place, (a, b) in enumerate(both) if a != b), min(one.n_tokens, other.n_tokens))
+    both = zip(first.input_ids, other.input_ids, strict=False)
+    return next((index for index, (a, b) in enumerate(both) if a != b), min(first.n_tokens, other.n_tokens))

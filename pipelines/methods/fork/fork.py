@@ -73,9 +73,9 @@ def fork(
         replaced: Literal["", "default", "none"] = "" if config.replace == "resample" else config.replace
         tag = NOT_TRAINED if config.measure else ""
         forked = Continuations(context, runner, config.k, tag=tag, replaced=replaced)
-        found = forked.of([node(row, turn, task) for row, task in rows for turn in _turns(row, config)])
+        continuations = forked.of([node(row, turn, task) for row, task in rows for turn in _turns(row, config)])
     forked.finish()
-    made = [row for group in found.values() for row in group]
+    made = [row for group in continuations.values() for row in group]
     scored = [row.success for row in made if row.success is not None]
     context.metrics.update(
         rows=len(made),
@@ -92,8 +92,8 @@ def _default(config: ForkConfig, default: Model | None, policy: "Policy") -> "En
     from agentrl.online.teacher import check_vocabulary
 
     if (default is not None) != (config.replace == "default"):
-        said = "default needs inputs.default, the policy whose turn it is"
-        raise ValueError(f"replace: {said}" if default is None else "inputs.default is wired; set replace: default")
+        lack = "default needs inputs.default, the policy whose turn it is"
+        raise ValueError(f"replace: {lack}" if default is None else "inputs.default is wired; set replace: default")
     if default is None:
         return None
     other = load_policy(default, config.engine)
@@ -112,5 +112,5 @@ def _turns(row: Trajectory, config: ForkConfig) -> list[int]:
         return chosen_turns(row, config.at, config.turns)
     turns = own_turns(row)
     last = turns[-1] + 1 if turns else 0
-    wanted = {one if one >= 0 else last + one for one in config.at}
+    wanted = {turn if turn >= 0 else last + turn for turn in config.at}
     return [turn for turn in turns if turn in wanted]

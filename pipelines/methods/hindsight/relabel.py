@@ -102,22 +102,24 @@ def relabel(
     ids = _failed(trajectories, drops)
     Random(f"relabel-{context.seed}").shuffle(ids)
     known = KnownTasks(trajectories, tasks)
-    held = [task for one in heldout for task in one.read()]
+    held = [task for tasks in heldout for task in tasks.read()]
     envs = {env for env, _, _ in known.by_key} if config.by == "env" else set()
-    places = {env: environment(context, env) for env in sorted(envs | {one.env for one in held if envs})}
+    places = {env: environment(context, env) for env in sorted(envs | {task.env for task in held if envs})}
     admission = Admission(places, held, config.cap)
     goals = _goals(config, {env: places[env] for env in sorted(envs)}, context.seed)
     solved = blocking(_solved(context, goals, admission, trajectories[0], ids, known))
     policy = load_policy(model) if model else None
     masked = config.detours == "masked"
-    rows = [_reopened(one, policy, context.trajectory_id(number), masked) for number, one in enumerate(solved)]
+    rows = [
+        _reopened(solved_row, policy, context.trajectory_id(number), masked) for number, solved_row in enumerate(solved)
+    ]
     context.append(rows)
     _tell(context, drops + goals.drops + admission.drops, len(ids), solved)
     warn_of_error(goals.error)
     context.metrics.update(environment_calls=goals.calls)
-    shifts = Counter((one.row.level, one.task.level) for one in solved)
+    shifts = Counter((solved_row.row.level, solved_row.task.level) for solved_row in solved)
     table = [{"asked": old, "achieved": new, "rows": rows} for (old, new), rows in sorted(shifts.items())]
-    distinct = {one.task.task_id: one.task for one in solved}
+    distinct = {solved_row.task.task_id: solved_row.task for solved_row in solved}
     return Relabelled(
         context.select(weights=[config.weight] * len(rows)),
         context.tasks(distinct.values()),
@@ -128,7 +130,7 @@ def relabel(
 def _failed(trajectories: list[Trajectories], drops: Counter[str]) -> list[str]:
     """Ids of the rows that failed and ended by themselves, each once, sorted."""
     columns = ["trajectory_id", "episode_id", "segment", "split", "success", "termination", "tags"]
-    rows = {row["trajectory_id"]: row for one in trajectories for row in one.table(columns).to_pylist()}
+    rows = {row["trajectory_id"]: row for selection in trajectories for row in selection.table(columns).to_pylist()}
     refuse_measured({name: row["split"] for name, row in rows.items()})
     episodes = Counter(row["episode_id"] for row in rows.values())
     failed = []
@@ -169,8 +171,8 @@ async def _solved(
     try:
         for start in range(0, len(ids), AT_ONCE):
             rows = trajectories.buffer.get_many(ids[start : start + AT_ONCE])
-            found = await asyncio.gather(*(goals.solved(row, known.of(row)) for row in rows))
-            kept += [one for solved in found for one in solved if admission.admits(one)]
+            results = await asyncio.gather(*(goals.solved(row, known.of(row)) for row in rows))
+            kept += [solved_row for solved in results for solved_row in solved if admission.admits(solved_row)]
             context.progress(start + len(rows), len(ids), relabelled=len(kept))
     finally:
         await goals.close()
@@ -185,7 +187,7 @@ def _reopened(solved: Solved, policy: "Policy | None", name: str, masked: bool) 
         if policy is None:
             raise ValueError(f"{row.trajectory_id} has tokens; wire inputs.model, whose tokenizer they are of")
         check_tokenizer(row.trajectory_id, row.tokenizer, policy)
-    messages = [one.model_copy(update={"reward": None}) for one in row.messages]
+    messages = [message.model_copy(update={"reward": None}) for message in row.messages]
     update: dict[str, Any] = {"messages": messages}
     if masked:
         mask = _without_detours(solved)
@@ -230,5 +232,5 @@ def _without_detours(solved: Solved) -> list[bool]:
 def _tell(context: Context, drops: Counter[str], failed: int, solved: list[Solved]) -> None:
     """Put what was dropped into the metrics, and say it."""
     count(context, {"failed": failed, "relabelled": len(solved), **dict(sorted(drops.items()))})
-    said = ", ".join(f"{reason} {number}" for reason, number in sorted(drops.items()) if number) or "nothing"
-    print(f"relabelled {len(solved)} of {failed} failed rows; left out: {said}")
+    reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(drops.items()) if number) or "nothing"
+    print(f"relabelled {len(solved)} of {failed} failed rows; left out: {reasons}")

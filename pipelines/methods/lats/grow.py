@@ -170,8 +170,8 @@ class GrownTree:
 
 def _said(row: Trajectory) -> str:
     """How a row ended: what was heard last, and the answer."""
-    heard = [message.content for message in row.messages if message.role is Role.TOOL]
-    return f"{row.termination}\0{heard[-1] if heard else ''}\0{row.messages[-1].content}"
+    answers = [message.content for message in row.messages if message.role is Role.TOOL]
+    return f"{row.termination}\0{answers[-1] if answers else ''}\0{row.messages[-1].content}"
 
 
 def grow(
@@ -191,7 +191,7 @@ def grow(
 
     places = runner.environments(tasks)
     check_replayable(places)
-    silent = [name for name, one in places.items() if not hasattr(one, "reflect")]
+    silent = [name for name, family in places.items() if not hasattr(family, "reflect")]
     if config.reflect == "env" and silent:
         raise ValueError(
             f"reflect: env, but environment {silent[0]!r} has no reflect(row, task); give the class that method, or "
@@ -203,38 +203,38 @@ def grow(
     trees = [GrownTree(task, config) for task in tasks]
     guide = _Guide(config, runner)
     try:
-        for one, rows in zip(trees, sampled.whole(tasks), strict=True):
-            one.grow(one.root, rows, 0)
+        for tree, rows in zip(trees, sampled.whole(tasks), strict=True):
+            tree.grow(tree.root, rows, 0)
         guide.after(trees)
         for number in range(1, config.rounds):
-            growing = [(one, node) for one in trees if (node := one.next())]
+            growing = [(tree, node) for tree in trees if (node := tree.next())]
             if not growing:
                 break
             _round(sampled, growing, number)
-            guide.after([one for one, _ in growing])
+            guide.after([tree for tree, _ in growing])
             context.progress(number + 1, config.rounds, growing=len(growing))
     finally:
         guide.close()
     sampled.finish()
     count(context, guide.counts)
-    for one in trees:
-        one.settle()
+    for tree in trees:
+        tree.settle()
     return trees
 
 
 def _round(sampled: Continuations, growing: Sequence[tuple[GrownTree, TreeNode]], number: int) -> None:
     """Expand a node of each tree. The beginning is tried again with notes."""
-    again = [one for one, node in growing if node is one.root]
-    further = [(one, node) for one, node in growing if node is not one.root]
-    hints = [literal(notes_as_text(one.notes)) for one in again]
-    tags = [[f"{NOTE}{one.task.task_id}-{place}" for place in range(len(one.notes))] for one in again]
-    for one, hint, rows in zip(again, hints, sampled.whole([o.task for o in again], hints, tags), strict=True):
-        one.shown = one.notes
-        one.grow(one.root, rows, number, hint)
-    points = [one.point(node) for one, node in further]
-    found = sampled.of(points)
-    for (one, node), point in zip(further, points, strict=True):
-        one.grow(node, found[point.name], number, point.hint)
+    again = [tree for tree, node in growing if node is tree.root]
+    further = [(tree, node) for tree, node in growing if node is not tree.root]
+    hints = [literal(notes_as_text(tree.notes)) for tree in again]
+    tags = [[f"{NOTE}{tree.task.task_id}-{index}" for index in range(len(tree.notes))] for tree in again]
+    for tree, hint, rows in zip(again, hints, sampled.whole([o.task for o in again], hints, tags), strict=True):
+        tree.shown = tree.notes
+        tree.grow(tree.root, rows, number, hint)
+    points = [tree.point(node) for tree, node in further]
+    rows_of_point = sampled.of(points)
+    for (tree, node), point in zip(further, points, strict=True):
+        tree.grow(node, rows_of_point[point.name], number, point.hint)
 
 
 class _Guide:
@@ -247,28 +247,30 @@ class _Guide:
     def after(self, trees: Sequence[GrownTree]) -> None:
         if self.config.judge is not None or self.config.reflect is not None:
             self.runner.wait(self._after(trees))
-        for one in trees:
-            one.guide()
-            one.new = []
+        for tree in trees:
+            tree.guide()
+            tree.new = []
 
     async def _after(self, trees: Sequence[GrownTree]) -> None:
         if judge := self.config.judge:
-            await asyncio.gather(*(self._node(judge, one, node) for one in trees for node in _born(one)))
-            await asyncio.gather(*(self._end(judge, one, name) for one in trees for name in self._ends(one)))
+            await asyncio.gather(*(self._node(judge, tree, node) for tree in trees for node in _born(tree)))
+            await asyncio.gather(*(self._end(judge, tree, name) for tree in trees for name in self._ends(tree)))
         if self.config.reflect is not None:
             await asyncio.gather(*map(self._reflected, trees))
 
     def _ends(self, tree: GrownTree) -> list[str]:
         """The rows whose ends are judged: those that were cut, and all if failures are learned from."""
         every = self.config.reflect is not None and not self.config.oracle
-        return [one for one in tree.new if every or tree.rows[one].termination is Termination.CANCELLED]
+        return [name for name in tree.new if every or tree.rows[name].termination is Termination.CANCELLED]
 
     async def _node(self, judge: StateJudge, tree: GrownTree, node: TreeNode) -> None:
         row = tree.rows[node.row]
         turns = acting(row.messages)
         ended = len(turns) <= node.turn
         number = (
-            len(row.messages) if ended else next(n for n, one in enumerate(row.messages) if one is turns[node.turn])
+            len(row.messages)
+            if ended
+            else next(n for n, message in enumerate(row.messages) if message is turns[node.turn])
         )
         node.judge = self._counted(await judge.estimate(row, number, tree.task))
 
@@ -306,9 +308,9 @@ class _Guide:
         return value is not None and self.config.judge is not None and value < self.config.judge.fails
 
     def close(self) -> None:
-        for one in (self.config.judge, self.config.reflect):
-            if isinstance(one, StateJudge | Reflector):
-                self.runner.wait(one.close())
+        for judge in (self.config.judge, self.config.reflect):
+            if isinstance(judge, StateJudge | Reflector):
+                self.runner.wait(judge.close())
 
 
 def _born(tree: GrownTree) -> list[TreeNode]:

@@ -53,66 +53,66 @@ def tree(context: Context, config: TreeConfig, tasks: Tasks, model: Model) -> Se
             f"oracle: true lets the search look at rewards, and {measured[0].task_id} is of split {measured[0].split}; "
             "wire tasks.train, or evaluate.policy with search, which reports what was found with feedback as such"
         )
-    splits = {task.split: sum(one.split == task.split for one in known) for task in known}
+    splits = {task.split: sum(other.split == task.split for other in known) for task in known}
     warn_of_splits(splits, "tasks")
     sampling = config.sampling.of(policy)
     with rollout_runner(context, policy, known, sampling, config.engine, config.limits, config.rewards) as runner:
         check_room(policy, runner, known)
         trees = grow(context, config, runner, known)
-    nodes = [row for one in trees for row in _nodes(one)]
+    nodes = [row for tree in trees for row in _nodes(tree)]
     context.metrics.update(
         tasks=len(known),
-        solved_tasks=sum(any(row.success for row in one.rows.values()) for one in trees),
-        rows=sum(len(one.rows) for one in trees),
+        solved_tasks=sum(any(row.success for row in tree.rows.values()) for tree in trees),
+        rows=sum(len(tree.rows) for tree in trees),
         nodes=len(nodes),
-        deepest=max((one.depth for one in nodes), default=0),
+        deepest=max((node.depth for node in nodes), default=0),
     )
-    steps = [step for one in trees for step in _steps(one, model.name, config.value)]
+    steps = [step for tree in trees for step in _steps(tree, model.name, config.value)]
     return Searched(context.select(), context.table(to_table(nodes, NODE_SCHEMA), "nodes"), context.steps(steps))
 
 
 def _nodes(tree: GrownTree) -> Iterator[SearchNode]:
-    for one in tree.root.walk():
-        if not one.row:
+    for node in tree.root.walk():
+        if not node.row:
             continue
-        row = tree.rows[one.row]
-        start, end = _span(row, one.turn - 1) if one.parent else (0, _span(row, 0)[0])
+        row = tree.rows[node.row]
+        start, end = _span(row, node.turn - 1) if node.parent else (0, _span(row, 0)[0])
         yield SearchNode(
-            node_id=one.name,
-            parent_node=one.parent.name if one.parent else None,
+            node_id=node.name,
+            parent_node=node.parent.name if node.parent else None,
             task_id=tree.task.task_id,
-            depth=one.depth,
-            trajectory_id=one.row,
+            depth=node.depth,
+            trajectory_id=node.row,
             token_start=start,
             token_end=end,
-            visits=one.visits,
-            own=one.own,
-            total=one.total,
-            judge=one.judge,
-            reward=row.reward if one.terminal else None,
-            terminal=one.terminal,
-            born=one.born,
+            visits=node.visits,
+            own=node.own,
+            total=node.total,
+            judge=node.judge,
+            reward=row.reward if node.terminal else None,
+            terminal=node.terminal,
+            born=node.born,
         )
 
 
 def _steps(tree: GrownTree, prover: str, value: Literal["shepherd", "rest"]) -> Iterator[StepValue]:
     """What the turns of the tree are worth, by the rewards behind them, or as ReST-MCTS* has it."""
     worth = _rest(tree) if value == "rest" else {}
-    for one in tree.root.walk():
-        if one.parent is None or not one.visits:
+    for node in tree.root.walk():
+        if node.parent is None or not node.visits:
             continue
-        start, end = _span(tree.rows[one.row], one.turn - 1)
-        after, before = (worth.get(id(node), node.value) for node in (one, one.parent))
-        plain = not worth and 0 <= one.total <= one.visits
-        low, high = wilson(one.total, one.visits) if plain else (after, after)
+        start, end = _span(tree.rows[node.row], node.turn - 1)
+        after, before = (worth.get(id(node), node.value) for node in (node, node.parent))
+        plain = not worth and 0 <= node.total <= node.visits
+        low, high = wilson(node.total, node.visits) if plain else (after, after)
         yield StepValue(
-            trajectory_id=one.row,
-            turn=one.turn - 1,
+            trajectory_id=node.row,
+            turn=node.turn - 1,
             token_start=start,
             token_end=end,
             v=before,
             q=after,
-            n=one.visits,
+            n=node.visits,
             low=low,
             high=high,
             by=BY,
@@ -135,13 +135,13 @@ def _rest(tree: GrownTree) -> dict[int, float]:
             if at.parent is None:
                 break
             at = at.parent
-    found = {id(tree.root): 0.0}
-    for one in tree.root.walk():
-        if one.parent is not None:
-            above = id(one.parent)
+    values = {id(tree.root): 0.0}
+    for node in tree.root.walk():
+        if node.parent is not None:
+            above = id(node.parent)
             steps = right.get(above, short[above])
-            found[id(one)] = rest_value(found[above], id(one) in right, max(1, steps))
-    return found
+            values[id(node)] = rest_value(values[above], id(node) in right, max(1, steps))
+    return values
 
 
 def _span(row: Trajectory, turn: int) -> tuple[int, int]:

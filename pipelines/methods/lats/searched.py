@@ -24,16 +24,16 @@ PICKED = "best_of_search"
 class SearchedTasks:
     """What was found on each task, ``of(env, level)`` on average, and what it cost."""
 
-    def __init__(self, name: str, found: Mapping[str, float], trees: Sequence[GrownTree]) -> None:
-        self.name, self._found, self._trees = name, found, trees
+    def __init__(self, name: str, found_by_task: Mapping[str, float], trees: Sequence[GrownTree]) -> None:
+        self.name, self._found, self._trees = name, found_by_task, trees
 
     def of(self, env: str, level: int) -> dict[str, float]:
         """Measures over the tasks of an environment (:data:`EVERY`: all) and level (-1: all)."""
         chosen = [
-            one for one in self._trees if env in (EVERY, one.task.env) and level in (-1, one.task.level)
+            tree for tree in self._trees if env in (EVERY, tree.task.env) and level in (-1, tree.task.level)
         ]  # fmt: skip
-        tokens = [sum(row.n_action_tokens for row in one.rows.values()) for one in chosen]
-        return {self.name: fmean(self._found[one.task.task_id] for one in chosen), "search_tokens": fmean(tokens)}
+        tokens = [sum(row.n_action_tokens for row in tree.rows.values()) for tree in chosen]
+        return {self.name: fmean(self._found[tree.task.task_id] for tree in chosen), "search_tokens": fmean(tokens)}
 
 
 def searched(
@@ -49,22 +49,22 @@ def searched(
     success counts."""
     trees = grow(context, config, runner, tasks, first, shard)
     if config.oracle:
-        solved = {one.task.task_id: float(any(row.success for row in one.rows.values())) for one in trees}
+        solved = {tree.task.task_id: float(any(row.success for row in tree.rows.values())) for tree in trees}
         return SearchedTasks(WITH_FEEDBACK, solved, trees)
     return SearchedTasks(PICKED, blocking(_picked(scorer, trees)), trees)
 
 
 async def _picked(scorer: Components, trees: Sequence[GrownTree]) -> dict[str, float]:
     """Task -> the chance that the row that is picked is a success."""
-    found = {}
+    picked = {}
     try:
-        for one in trees:
-            rows = [row for row in one.rows.values() if row.success is not None]
-            chances = await choices(rows, one.task, scorer) if rows else []
-            found[one.task.task_id] = sum(
+        for tree in trees:
+            rows = [row for row in tree.rows.values() if row.success is not None]
+            chances = await choices(rows, tree.task, scorer) if rows else []
+            picked[tree.task.task_id] = sum(
                 chance for row, chance in zip(rows, chances, strict=True) if row.success
             )  # fmt: skip
     finally:
         for each in scorer:
             await each.close()
-    return found
+    return picked

@@ -111,22 +111,22 @@ def _failed(rows: Sequence[Trajectory], most: int) -> tuple[list[Trajectory], Co
             left["unscored"] += 1
         elif not row.success and row.task_id not in solved:
             failed.setdefault(row.task_id, []).append(row)
-    left["older"] = sum(max(0, len(mine) - most) for mine in failed.values())
-    return [row for mine in failed.values() for row in mine[-most:]], left
+    left["older"] = sum(max(0, len(rows_of_task) - most) for rows_of_task in failed.values())
+    return [row for rows_of_task in failed.values() for row in rows_of_task[-most:]], left
 
 
-def said_by(place: "Environment", row: Trajectory, task: "Task") -> str:
+def said_by(environment: "Environment", row: Trajectory, task: "Task") -> str:
     """What an environment says of a failed attempt; nothing if it has nothing to say.
 
     Raises ValueError if it never has.
     """
-    said = getattr(place, "reflect", None)
-    if said is None:
+    reflect = getattr(environment, "reflect", None)
+    if reflect is None:
         raise ValueError(
             f"environment {task.env!r} has no reflect(row, task), so it cannot write notes; set by to an engine, as in "
             "{type: openai, ...}, or give the class that method"
         )
-    return str(said(row, task) or "").strip()
+    return str(reflect(row, task) or "").strip()
 
 
 def _by_engine(
@@ -163,9 +163,9 @@ def _counted(notes: Sequence[Note], rows: Sequence[Trajectory]) -> list[Note]:
             if tag.startswith("note:"):
                 shown.setdefault(tag.removeprefix("note:"), []).append(bool(row.success))
     return [
-        note.model_copy(update={"trials": note.trials + len(found), "wins": note.wins + sum(found)})
+        note.model_copy(update={"trials": note.trials + len(successes), "wins": note.wins + sum(successes)})
         for note in notes
-        for found in [shown.get(note.note_id, [])]
+        for successes in [shown.get(note.note_id, [])]
     ]
 
 
@@ -174,5 +174,5 @@ def _kept(notes: Sequence[Note], memory: int) -> tuple[list[Note], int]:
     by_task: dict[str | None, dict[str, Note]] = {}
     for note in notes:
         by_task.setdefault(note.task_id, {}).setdefault(note.text, note)
-    kept = [note for mine in by_task.values() for note in list(mine.values())[-memory:]]
+    kept = [note for notes_of_task in by_task.values() for note in list(notes_of_task.values())[-memory:]]
     return kept, len(notes) - sum(map(len, by_task.values()))

@@ -83,14 +83,14 @@ def predict(context: Context, config: PredictConfig, trajectories: list[Trajecto
             if random.random() >= config.easy:
                 continue
             counts["easy_kept"] += 1
-        mine = asked.setdefault(triple.prompt, [])
-        counts["doubled"] += any(one.observation == triple.observation for one in mine)
-        mine.append(triple)
+        of_prompt = asked.setdefault(triple.prompt, [])
+        counts["doubled"] += any(known_triple.observation == triple.observation for known_triple in of_prompt)
+        of_prompt.append(triple)
     tasks: dict[str, list[Task]] = {"train": [], "heldout": []}
-    measured = _measured({mine[0].row.task_id for mine in asked.values()}, config.heldout, context.seed)
-    for mine in asked.values():
-        split = "heldout" if mine[0].row.task_id in measured else "train"
-        tasks[split].append(_task(mine, str(config.env), split))
+    measured = _measured({triples[0].row.task_id for triples in asked.values()}, config.heldout, context.seed)
+    for of_prompt in asked.values():
+        split = "heldout" if of_prompt[0].row.task_id in measured else "train"
+        tasks[split].append(_task(of_prompt, str(config.env), split))
     every = [*tasks["train"], *tasks["heldout"]]
     counts["ambiguous"] = sum(isinstance(json.loads(task.ground_truth), list) for task in every)
     context.metrics.update(triples=len(triples), **{name: len(both) for name, both in tasks.items()})
@@ -129,8 +129,8 @@ def _all(given: Sequence[Trajectories], config: PredictConfig, counts: Counter[s
 
 def _of(row: Trajectory, config: PredictConfig, counts: Counter[str]) -> Iterator[_Triple]:
     """The triples of a row: of each assistant message that calls tools, and what these answered."""
-    said = [number for number, message in enumerate(row.messages) if message.role is Role.ASSISTANT]
-    for turn, number in enumerate(said):
+    turn_numbers = [number for number, message in enumerate(row.messages) if message.role is Role.ASSISTANT]
+    for turn, number in enumerate(turn_numbers):
         action = row.messages[number]
         answers = []
         for message in row.messages[number + 1 :]:
@@ -143,8 +143,8 @@ def _of(row: Trajectory, config: PredictConfig, counts: Counter[str]) -> Iterato
         if len(observation) > config.observation_chars:
             counts["too_long"] += 1
             continue
-        first = said[0] if config.turns is None else said[max(0, turn - config.turns)]
-        shown: list[Message] = [*row.messages[: said[0]], *row.messages[first : number + 1]]
+        first = turn_numbers[0] if config.turns is None else turn_numbers[max(0, turn - config.turns)]
+        shown: list[Message] = [*row.messages[: turn_numbers[0]], *row.messages[first : number + 1]]
         prompt = f"{render(row.model_copy(update={'messages': shown}))}\n{ASKED}"
         yield _Triple(row, turn, prompt, observation, tuple(call.name for call in action.tool_calls))
 

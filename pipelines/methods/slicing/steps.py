@@ -66,16 +66,16 @@ def value(
         states = _States(forked, config)
         wanted = _lost(rows, states) if config.where == "bisect" else _chosen(rows, states, config)
     forked.finish()
-    found = [step for row, turns in wanted for step in _steps(row, turns, states, model.name)]
+    steps = [step for row, turns in wanted for step in _steps(row, turns, states, model.name)]
     context.metrics.update(
         rows=len(rows),
         unscored=len(given) - len(rows),
-        valued_rows=len({step.trajectory_id for step in found}),
-        valued_turns=len(found),
-        unvalued_turns=sum(len(turns) for _, turns in wanted) - len(found),
-        progress=fmean(step.progress for step in found) if found else 0.0,
+        valued_rows=len({step.trajectory_id for step in steps}),
+        valued_turns=len(steps),
+        unvalued_turns=sum(len(turns) for _, turns in wanted) - len(steps),
+        progress=fmean(step.progress for step in steps) if steps else 0.0,
     )
-    return Valued(context.steps(found), context.select())
+    return Valued(context.steps(steps), context.select())
 
 
 class _States:
@@ -91,13 +91,13 @@ class _States:
 
         missing: dict[tuple[str, int], ForkPoint] = {}
         for (row, task), boundary in wanted:
-            place = row.trajectory_id, boundary
-            if place in self._values:
+            state = row.trajectory_id, boundary
+            if state in self._values:
                 continue
             if boundary == _end(row):
-                self._values[place] = at_the_end(row.scored_reward())
+                self._values[state] = at_the_end(row.scored_reward())
             else:
-                missing[place] = node(row, boundary, task)
+                missing[state] = node(row, boundary, task)
         self._take(missing, self._forked.of(missing.values()))
 
     def find_again(self, chosen: Iterable[tuple[TaskRow, int]]) -> None:
@@ -113,9 +113,9 @@ class _States:
         self._take(drawn, self._forked.again(drawn.values()))
 
     def _take(self, places: "Mapping[tuple[str, int], ForkPoint]", made: Mapping[str, Sequence[Trajectory]]) -> None:
-        for place, one in places.items():
-            scored = [found for found in made[one.name] if found.reward is not None]
-            self._values[place] = self._estimate(scored) if scored else None
+        for state, point in places.items():
+            scored = [row for row in made[point.name] if row.reward is not None]
+            self._values[state] = self._estimate(scored) if scored else None
 
     def _estimate(self, rows: Sequence[Trajectory]) -> StateValue:
         rewards = [row.scored_reward() for row in rows]
@@ -134,28 +134,38 @@ def _chosen(rows: Sequence[TaskRow], states: _States, config: ValueConfig) -> Tu
     """The turns that ``where`` names, when the values on both sides of them are found."""
     assert config.where != "bisect"
     turns = [chosen_turns(row, config.where, config.turns) for row, _ in rows]
-    states.find((row, turn + side) for row, mine in zip(rows, turns, strict=True) for turn in mine for side in (0, 1))
-    return [(row, mine) for (row, _), mine in zip(rows, turns, strict=True)]
+    states.find(
+        (row, turn + side)
+        for row, turns_of_row in zip(rows, turns, strict=True)
+        for turn in turns_of_row
+        for side in (0, 1)
+    )
+    return [(row, turns_of_row) for (row, _), turns_of_row in zip(rows, turns, strict=True)]
 
 
 def _lost(rows: Sequence[TaskRow], states: _States) -> Turns:
     """The turns at which failed rows were lost, when the values on both sides of them are found. The searches of all
     rows go on side by side. A search without a value to go on with names no turn."""
-    failed = [one for one in rows if not one[0].success]
+    failed = [task_row for task_row in rows if not task_row[0].success]
     searches = [first_fall(_end(row), row.scored_reward()) for row, _ in failed]
-    asked = {place: next(search) for place, search in enumerate(searches) if _end(failed[place][0])}
+    asked = {index: next(search) for index, search in enumerate(searches) if _end(failed[index][0])}
     lost: list[list[int]] = [[] for _ in failed]
     while asked:
-        states.find((failed[place], boundary) for place, boundary in asked.items())
-        for place, boundary in list(asked.items()):
-            del asked[place]
-            if (found := states.at(failed[place][0], boundary)) is None:
+        states.find((failed[index], boundary) for index, boundary in asked.items())
+        for index, boundary in list(asked.items()):
+            del asked[index]
+            if (estimate := states.at(failed[index][0], boundary)) is None:
                 continue
             try:
-                asked[place] = searches[place].send(found.value)
+                asked[index] = searches[index].send(estimate.value)
             except StopIteration as end:
-                lost[place] = [] if end.value is None else [end.value]
-    sides = [(one, turn + side) for one, turns in zip(failed, lost, strict=True) for turn in turns for side in (0, 1)]
+                lost[index] = [] if end.value is None else [end.value]
+    sides = [
+        (task_row, turn + side)
+        for task_row, turns in zip(failed, lost, strict=True)
+        for turn in turns
+        for side in (0, 1)
+    ]
     states.find(sides)  # an end, which no search asks for
     states.find_again(sides)
     return [(row, turns) for (row, _), turns in zip(failed, lost, strict=True)]

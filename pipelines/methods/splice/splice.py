@@ -78,10 +78,12 @@ def splice(
     speaker = Tokenizing(model.path, model.name)
     record_dialect(context, speaker)
     splicer = Splicer(ReplayVerifier(places), speaker.codec, config.tries)
-    said = {note.made_from: note.text for note in written}
+    text_of_row = {note.made_from: note.text for note in written}
     random = Random(stream(context.seed, "revisions"))
     texts = {
-        name: said.get(name, random.choice(config.revisions)) for group in groups.values() for name in group.failed
+        name: text_of_row.get(name, random.choice(config.revisions))
+        for group in groups.values()
+        for name in group.failed
     }
     given = trajectories[0]
     rows = blocking(_spliced(context, splicer, speaker, given, list(groups.values()), known, texts, config.per_task))
@@ -100,11 +102,11 @@ class _Group(NamedTuple):
 
 def _groups(trajectories: list[Trajectories], drops: Counter[str]) -> dict[TaskKey, _Group]:
     """The tasks that some rows failed at and others solved; of the rows each once, the shortest successes first."""
-    rows = {row["trajectory_id"]: row for one in trajectories for row in one.table(COLUMNS).to_pylist()}
+    rows = {row["trajectory_id"]: row for selection in trajectories for row in selection.table(COLUMNS).to_pylist()}
     refuse_measured({name: row["split"] for name, row in rows.items()})
     episodes = Counter(row["episode_id"] for row in rows.values())
     groups: dict[TaskKey, _Group] = {}
-    for name, row in sorted(rows.items(), key=lambda one: (one[1]["n_steps"], one[0])):
+    for name, row in sorted(rows.items(), key=lambda name_and_row: (name_and_row[1]["n_steps"], name_and_row[0])):
         if row["success"] is None:
             drops["unscored"] += 1
         elif NOT_TRAINED in row["tags"]:
@@ -151,10 +153,10 @@ async def _spliced(
             part = groups[start : start + AT_ONCE]
             ids = [name for group in part for name in (*group.failed, *group.solved)]
             rows = dict(zip(ids, (_tokenised(row, speaker) for row in given.buffer.get_many(ids)), strict=True))
-            found = await asyncio.gather(
+            results = await asyncio.gather(
                 *(of_task(group, first, rows) for group, first in zip(part, firsts[start:], strict=False))
             )
-            kept += [row for several in found for row in several]
+            kept += [row for several in results for row in several]
             context.progress(start + len(part), len(groups), spliced=len(kept))
     finally:
         await splicer.verifier.close()
@@ -176,5 +178,5 @@ def _tell(context: Context, splicer: Splicer, rows: list[Trajectory], drops: Cou
     count(context, dict(sorted(left.items())))
     count(context, {f"replays_{reason}": number for reason, number in sorted((+verifier.drops).items())})
     warn_of_error(verifier.error)
-    said = ", ".join(f"{reason} {number}" for reason, number in sorted(left.items())) or "nothing"
-    print(f"spliced {len(rows)} of {failed} failed rows; left out: {said}")
+    reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(left.items())) or "nothing"
+    print(f"spliced {len(rows)} of {failed} failed rows; left out: {reasons}")

@@ -80,7 +80,7 @@ def rationalize(
 
     shards = Shards(context)
     every = tickets(list(unsolved.values()), config.samples, context.trajectory_id)
-    attempts = {name: replace(one, hint=hint_of(one.task)) for name, one in shards.missing(every).items()}
+    attempts = {name: replace(attempt, hint=hint_of(attempt.task)) for name, attempt in shards.missing(every).items()}
     if attempts:
         sampling = config.sampling.of(policy)
         with rollout_runner(context, policy, rows, sampling, config.engine, config.limits) as runner:

@@ -64,7 +64,7 @@ class TeamConfig(StageConfig):
 
     @model_validator(mode="after")
     def _names_differ(self) -> "TeamConfig":
-        names = [*(one.name for one in self.speakers), self.actor]
+        names = [*(speaker.name for speaker in self.speakers), self.actor]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two agents are called {twice[0]!r}; rows are told apart by the agent's name")
         return self
@@ -89,8 +89,8 @@ def team(
     rows, sampling = tasks.read(), config.sampling.of(policy)
     with rollout_runner(context, policy, rows, sampling, config.engine, config.limits, config.rewards) as acting:
         check_room(policy, acting, rows)
-        version = " ".join(sorted({one.version for one in acting.environments(rows).values()}))
-        places = [Speaking(one.ask, version) for one in config.speakers]
+        version = " ".join(sorted({environment.version for environment in acting.environments(rows).values()}))
+        places = [Speaking(speaker.ask, version) for speaker in config.speakers]
         with rollout_runner(context, other, rows, config.sampling.of(other), config.engine, config.limits) as talking:
             for shard, start in enumerate(range(0, len(rows), TASKS_AT_ONCE)):
                 if not context.has_shard(shard):
@@ -118,35 +118,35 @@ def _episodes(
 
     each = len(places) + config.acts
     first = [
-        (task, sample, (start + place) * config.samples * each)
-        for place, task in enumerate(tasks)
+        (task, sample, (start + index) * config.samples * each)
+        for index, task in enumerate(tasks)
         for sample in range(config.samples)
     ]
 
     def ids(offset: int) -> list[str]:
         return [context.trajectory_id(ticket + sample * each + offset) for _, sample, ticket in first]
 
-    said = [""] * len(first)
+    talks = [""] * len(first)
     spoken: list[list[Trajectory]] = [[] for _ in first]
     groups = [context.trajectory_id(ticket) for *_, ticket in first]
-    for number, (one, place) in enumerate(zip(config.speakers, places, strict=True)):
+    for number, (speaker, speaking) in enumerate(zip(config.speakers, places, strict=True)):
         attempts = [
             Attempt(task, sample, literal(text), group)
-            for (task, sample, _), text, group in zip(first, said, groups, strict=True)
+            for (task, sample, _), text, group in zip(first, talks, groups, strict=True)
         ]
         seed = stream(context.seed, "team", start, number)
-        for place_of, row in enumerate(talking.acting_in(place).run(attempts, seed, ids(number), SOURCE)):
+        for place_of, row in enumerate(talking.acting_in(speaking).run(attempts, seed, ids(number), SOURCE)):
             spoken[place_of].append(row)
-            said[place_of] = f"{said[place_of]} {shown(one.name, word_of(row))}".strip()
+            talks[place_of] = f"{talks[place_of]} {shown(speaker.name, word_of(row))}".strip()
     walks = {}
-    for (task, sample, ticket), text, group in zip(first, said, groups, strict=True):
+    for (task, sample, ticket), text, group in zip(first, talks, groups, strict=True):
         names = [context.trajectory_id(ticket + sample * each + len(places) + act) for act in range(config.acts)]
         of_acts = group if config.acts == 1 else names[0]  # not that of the speakers, whose first row names the task's
         for act, name in enumerate(names):
             walks[name] = Attempt(task, sample if config.acts == 1 else act, literal(text), of_acts)
     seed = stream(context.seed, "team", start, len(places))
     acted = acting.run(list(walks.values()), seed, list(walks), SOURCE)
-    agents = [*(one.name for one in config.speakers), config.actor]
+    agents = [*(speaker.name for speaker in config.speakers), config.actor]
     return [
         row
         for number, rows in enumerate(spoken)
@@ -155,12 +155,12 @@ def _episodes(
 
 
 def _measure(context: Context, config: TeamConfig) -> None:
-    found = context.select().table(["agent", "success", "n_action_tokens", "n_tool_calls"]).to_pylist()
-    acted = [row["success"] for row in found if row["agent"] == config.actor and row["success"] is not None]
+    rows = context.select().table(["agent", "success", "n_action_tokens", "n_tool_calls"]).to_pylist()
+    acted = [row["success"] for row in rows if row["agent"] == config.actor and row["success"] is not None]
     context.metrics.update(
-        rows=len(found),
-        episodes=sum(row["agent"] == config.actor for row in found),
+        rows=len(rows),
+        episodes=sum(row["agent"] == config.actor for row in rows),
         success=sum(acted) / max(1, len(acted)),
-        sampled_tokens=sum(row["n_action_tokens"] for row in found),
-        environment_calls=sum(row["n_tool_calls"] for row in found),
+        sampled_tokens=sum(row["n_action_tokens"] for row in rows),
+        environment_calls=sum(row["n_tool_calls"] for row in rows),
     )

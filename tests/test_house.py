@@ -80,3 +80,39 @@ def test_an_import_brings_nothing_that_it_does_not_need(module: str, absent: tup
 def test_test_modules_have_names_of_their_own() -> None:
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, number in names.items() if number > 1] == [], "pytest imports them by these"
+
+
+# Words that do not say what a value is: a reader wants `row`, `matches`, `path`, `message`.
+VAGUE = ("one", "found", "place", "said")
+
+
+def _bindings(tree: ast.AST) -> list[tuple[str, int]]:
+    """Names that code binds, with their lines: in assignments, loops, comprehensions, parameters and patterns."""
+    bound: list[tuple[str, int]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.append((node.id, node.lineno))
+        elif isinstance(node, ast.arg):
+            bound.append((node.arg, node.lineno))
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            bound.append((node.name, node.lineno))
+    return bound
+
+
+def _fields(tree: ast.AST) -> set[tuple[str, int]]:
+    """Fields of classes, which stored formats and own code may name."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    declared = [node for kind in classes for node in kind.body if isinstance(node, ast.AnnAssign)]
+    return {(node.target.id, node.lineno) for node in declared if isinstance(node.target, ast.Name)}
+
+
+def test_locals_say_what_they_are() -> None:
+    code = "def f(place, *one):\n    for said in one:\n        [found for found in said]"
+    assert sorted(name for name, _ in _bindings(ast.parse(code))) == sorted(VAGUE)
+    vague = []
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        for name, line in set(_bindings(tree)) - _fields(tree):
+            if name in VAGUE:
+                vague.append(f"{path.relative_to(ROOT)}:{line} binds `{name}`")
+    assert vague == []

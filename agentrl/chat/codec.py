@@ -73,7 +73,7 @@ class ChatCodec:
     def opening(self, messages: list[Message], tools: str = "[]") -> list[int]:
         """Token ids of the opening messages, up to the beginning of the assistant's turn.
 
-        Raises ValueError if there are tools, and the dialect has no way with them.
+        Raises ValueError if there are tools, and the dialect cannot write them.
         """
         if json.loads(tools):
             self.refuse("tools")
@@ -82,7 +82,7 @@ class ChatCodec:
     def refuse(self, what: str) -> None:
         """Raise ValueError if this is one of what the dialect cannot do."""
         if what in self.cannot:
-            raise ValueError(f"the dialect {self.dialect} has no way with {what}: {self.cannot[what]}")
+            raise ValueError(f"the dialect {self.dialect} cannot write {what}: {self.cannot[what]}")
 
     def count(self, text: str) -> int:
         """The number of tokens of a text."""
@@ -98,7 +98,7 @@ class ChatCodec:
     def assistant(self, message: Message, answers: Sequence[Message] = (), before: Sequence[Message] = ()) -> list[int]:
         """Token ids of an assistant turn that was written, not sampled; ends with an end-of-turn token. ``answers`` are
         the tools' answers to it, and ``before`` is what came between it and the turn before: some templates write a
-        turn in the middle of tool calls differently. Raises ValueError if the dialect has no way with such a turn."""
+        turn in the middle of tool calls differently. Raises ValueError if the dialect cannot write such a turn."""
         for what, is_one in TURNS.items():
             if is_one(message):
                 self.refuse(what)
@@ -135,7 +135,7 @@ class ChatCodec:
         for number, call in enumerate(parsed.message.tool_calls):
             if unstorable(call.name) or not is_json(call.arguments):
                 text = str(self.template.tokenizer.decode([token for token in ids if token not in self.stop_ids]))
-                problem = f"tool call {number}: its name or its arguments are no JSON that every reader takes"
+                problem = f"tool call {number}: its name or its arguments are not JSON that every parser accepts"
                 return Parsed(Message(role=Role.ASSISTANT, content=text), problem)
         if parsed.message.reasoning or self.template.writes_reasoning:
             return parsed

@@ -188,7 +188,7 @@ def _settled(trial: Trial, remarks: list[str]) -> Trial:
 
 
 def _cannot(outcomes: dict[str, ProbeOutcome]) -> dict[str, str]:
-    """What the dialect has no way with, each with its reason."""
+    """What the dialect cannot write, each with its reason."""
     failing = {name: outcome for name, outcome in outcomes.items() if not outcome.read}
     cannot = {}
     if acts := [name for name in ACTS if name in failing]:

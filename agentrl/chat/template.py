@@ -113,7 +113,7 @@ class Template:
         if not known and closes != earlier and closes and earlier:
             raise ValueError(
                 f"the chat template ends a last answer with {closes} and an earlier one with {earlier}, and renderers "
-                "knows no such family with this tokenizer, so nobody can say where a sampled turn ends"
+                "knows no such family with this tokenizer, so the end of a sampled turn is unknown"
             )
         self.end = self.call_end = closes or earlier
         self.tail = self.call_tail = _from(last, closes)

@@ -148,7 +148,8 @@ class OpenAIEngine:
         cap = self.config.max_cost
         if cap is not None and self.spent.cost >= cap:
             raise EngineError(
-                f"{self.config.model}: {self.spent.cost:.2f} are spent, max_cost is {cap:g}; raise it to go on"
+                f"{self.config.model}: {self.spent.cost:.2f} were spent and max_cost is {cap:g}; "
+                "raise max_cost to go on"
             )
         client = self._connected()
         async with AsyncExitStack() as stack:

@@ -137,7 +137,9 @@ class VLLMEngine:
     async def score(self, ids: Sequence[int], start: int = 1) -> list[float]:
         """See :class:`agentrl.engines.base.Engine`."""
         if len(ids) + 1 > self.context:
-            raise EngineError(f"{len(ids)} tokens do not fit vLLM's context of {self.context}, less one")
+            raise EngineError(
+                f"{len(ids)} tokens do not fit vLLM's context of {self.context}, which keeps one for the next token"
+            )
         logprobs = await self._outside(
             self._asked(lambda replica: replica.score(list(ids), self._sync.adapter), len(ids))
         )
@@ -190,7 +192,9 @@ class VLLMEngine:
             except ReplicaError as error:
                 problem = error
                 if replica.state == "serving":
-                    warnings.warn(f"{replica} failed, and is asked no more until it is well: {error}", stacklevel=2)
+                    warnings.warn(
+                        f"{replica} failed, and gets no requests until it answers again: {error}", stacklevel=2
+                    )
                 self._suspect(replica)
                 log = replica.tail()
             finally:

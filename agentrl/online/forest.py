@@ -36,7 +36,10 @@ class ForestConfig(BaseModel):
     @model_validator(mode="after")
     def _compares_some(self) -> "ForestConfig":
         if self.rows < 2:
-            raise ValueError("trees: 1 with rounds: 0 is one rollout of each task, which nothing is compared with")
+            raise ValueError(
+                "trees: 1 with rounds: 0 is one rollout of each task, with nothing to compare it with; set trees: 2 "
+                "or more, or rounds: 1 or more"
+            )
         return self
 
     @property

@@ -123,7 +123,7 @@ async def body_of(request: HttpRequest) -> bytes:
                     raise ApiError(413, f"the body is larger than {LARGEST_BODY:,} bytes", "body_too_large")
                 parts.append(part)
     except TimeoutError:
-        reason = f"{size:,} bytes of the body came within {BODY_S:g} s, and not its end; send it at once"
+        reason = f"{size:,} bytes of the body came within {BODY_S:g} s, without its end; send the whole body at once"
         raise ApiError(408, reason, "body_timeout") from None
     return b"".join(parts)
 

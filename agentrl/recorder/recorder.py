@@ -209,7 +209,7 @@ class Recorder:
         try:
             reply.episode.write({"delivered": turn.number, "is": True})
         except OSError as error:
-            warnings.warn(f"that {reply.name} was received cannot be recorded: {error}", stacklevel=1)
+            warnings.warn(f"the recorder cannot record that {reply.name} was received: {error}", stacklevel=1)
             return
         turn.delivered = True
 

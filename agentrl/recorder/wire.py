@@ -191,4 +191,6 @@ class Answerer(Protocol):
 def check_model(asked: str, served: str) -> None:
     """Raises ApiError if another model is asked for."""
     if asked != served:
-        raise ApiError(404, f"there is no model {asked!r} here; it is {served!r}", "model_not_found", "model")
+        raise ApiError(
+            404, f"there is no model {asked!r} here; this server serves {served!r}", "model_not_found", "model"
+        )

@@ -65,7 +65,7 @@ def difference(before: Sequence[Run], after: Sequence[Run], *, same_seeds: bool 
     first, second = set(_tasks(before)), set(_tasks(after))
     shared = sorted(first & second, key=str)
     if not shared:
-        raise ValueError("they share no task")
+        raise ValueError("the two sides share no task, so they cannot be compared")
     a, b = _matrix(before, shared), _matrix(after, shared)
     draws = []
     other = _drawn(b[0], seed + 1)
@@ -113,7 +113,7 @@ def _matrix(runs: Sequence[Run], tasks: Sequence[Any]) -> tuple[np.ndarray, np.n
     """Outcomes, 0 where a run has none, and where it has one, both [runs, tasks]."""
     there = np.array([[task in run for task in tasks] for run in runs], dtype=float)
     if not there.sum():
-        raise ValueError("there is no outcome")
+        raise ValueError("no run has an outcome, so there is nothing to compare")
     return np.array([[run.get(task, 0.0) for task in tasks] for run in runs], dtype=float), there
 
 

@@ -184,8 +184,8 @@ def check_lengths(rows: TrainingRows, policy: "Policy") -> None:
         return
     reason = (
         f"{longer} of {len(rows)} rows to train on are longer than the context of {context} tokens of the model "
-        f"{policy.name}, the longest has {max(int(length.max()) for length in lengths)}: its rollouts end before they "
-        "come that far; take a model with a longer context (size.context of the tiny one), or shorter rows "
+        f"{policy.name} (the longest has {max(int(length.max()) for length in lengths)}), whose rollouts end before "
+        "that; take a model with a longer context (size.context of the tiny one), or shorter rows "
         "(trajectories.segment)"
     )
     if longer == len(rows):

@@ -95,7 +95,10 @@ class Catalog:
     def _say_strays(self, prefix: str, strays: list[str]) -> None:
         if strays:
             names = ", ".join(strays[:3]) + (f" and {len(strays) - 3} more" if len(strays) > 3 else "")
-            warnings.warn(f"{self.place.uri}/{prefix} holds what is not ours: {names}; it is left alone", stacklevel=4)
+            warnings.warn(
+                f"{self.place.uri}/{prefix} holds files that agentrl did not write: {names}; they are left alone",
+                stacklevel=4,
+            )
 
     def staging(self, stage: str, fingerprint: str) -> Path:
         """A fresh local folder to build the artifact in. Its name is the attempt's.

@@ -83,7 +83,10 @@ class LiveLog:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        warnings.warn(f"{self.place.uri}/{self.key} is not written any more: {error}", stacklevel=3)
+        warnings.warn(
+            f"{self.place.uri}/{self.key} is no longer written: {error}; the run goes on without live metrics",
+            stacklevel=3,
+        )
         self._close_file()
 
     def _close_file(self) -> None:
@@ -138,7 +141,10 @@ class _Parts:
         self._stop.set()
         self._thread.join()
         if self._failed:
-            warnings.warn(f"{self._place.uri}/{self._key} lacks its end: {self._failed}", stacklevel=4)
+            warnings.warn(
+                f"{self._place.uri}/{self._key} lacks its last lines, which could not be written: {self._failed}",
+                stacklevel=4,
+            )
 
 
 class LiveLines(NamedTuple):

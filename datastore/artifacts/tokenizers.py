@@ -105,7 +105,9 @@ def _tokens(about: dict[str, Any]) -> dict[int, str]:
     elif isinstance(vocabulary, list):  # of a unigram model: pairs of token and score
         tokens = {number: token for number, (token, _) in enumerate(vocabulary)}
     else:
-        raise StoreError(f"a tokenizer of type {about.get('model', {}).get('type')!r} has no vocabulary that is known")
+        raise StoreError(
+            f"a tokenizer of type {about.get('model', {}).get('type')!r} has no vocabulary that can be read"
+        )
     return tokens | {token["id"]: token["content"] for token in about.get("added_tokens", [])}
 
 
@@ -119,7 +121,7 @@ def _encoding(decoder: dict[str, Any] | None) -> tuple[Callable[[str], bytes], b
     strange = sorted({str(kind) for kind in kinds} - {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
     if strange:
         raise StoreError(
-            f"a tokenizer with the decoder {', '.join(strange)} is not known; known are ByteLevel and those of "
+            f"a tokenizer with the decoder {', '.join(strange)} is not supported; supported are ByteLevel and those of "
             "SentencePiece (Replace, ByteFallback, Fuse, Strip, Metaspace)"
         )
     swaps = [

@@ -48,7 +48,8 @@ class SideFile:
             fields = {name: value for name, value in record.items() if name != self.theirs}
             if self.records.setdefault(key, fields) != fields:
                 raise StoreError(
-                    f"{source.place}: {self.theirs} {key!r} is there twice, with other values; one is needed"
+                    f"{source.place}: {self.theirs} {key!r} occurs twice with different values; keep one of "
+                    "these records"
                 )
         if not self.records:
             has = f"; its keys are {', '.join(list(keys)[:12])}" if keys else ""

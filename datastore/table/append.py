@@ -85,7 +85,7 @@ def _write(to: BufferTable, files: FileWriter, checked: Ingest) -> list[Action]:
     except Exception as error:
         if error is checked.error and not isinstance(error, OSError):
             raise
-        raise StoreError(f"append to {to.uri} failed, the table is as it was: {error}") from error
+        raise StoreError(f"append to {to.uri} failed, and the table is unchanged: {error}") from error
 
 
 def _refuse_clashes(known: KnownIds, checked: Ingest, new: frozenset[str]) -> None:

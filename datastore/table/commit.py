@@ -46,7 +46,7 @@ def commit(
         with to.following() as table:
             if files is not None and table.transaction_version(death(files.id)) is not None:
                 raise StoreError(
-                    "a vacuum took this writer for dead, since its mark was not renewed, and removed its files; "
+                    "a vacuum took this writer for dead, because its mark was not renewed, and removed its files; "
                     "nothing was committed, do it again"
                 )
             version = table.version() + 1
@@ -89,7 +89,7 @@ def _create(storage: LocalPlace | S3Place, version: int, body: bytes, files: Fil
                 return True
             if isinstance(error, Exception):
                 raise StoreError(
-                    f"commit {version} of {storage.uri} failed, the table is as it was: {one_line(error)}"
+                    f"commit {version} of {storage.uri} failed, and the table is unchanged: {one_line(error)}"
                 ) from error
             raise
     finally:
@@ -109,7 +109,7 @@ def _settle(storage: LocalPlace | S3Place, key: str, body: bytes) -> bool:
             sync((storage.root / key).parent)
     except Exception as error:
         raise StoreError(
-            f"nobody knows whether {storage.uri}/{key} was committed, since the store is silent ({one_line(error)}); "
+            f"it is unknown whether {storage.uri}/{key} was committed: the store does not answer ({one_line(error)}); "
             "its files are kept. Do it again: what is in the table already is not done twice"
         ) from error
     return stored == body

@@ -43,8 +43,9 @@ def _check_limits() -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESSES:
         raise StoreError(
-            f"this process may reserve {limit // 2**20:,} MiB of addresses (ulimit -v), the native libraries that read "
-            f"the buffer need {LEAST_ADDRESSES // 2**20:,}: nothing was done; raise it, or limit memory by a cgroup"
+            f"this process may reserve {limit // 2**20:,} MiB of addresses (ulimit -v), and the native libraries that "
+            f"read the buffer need {LEAST_ADDRESSES // 2**20:,} MiB; nothing was done. Raise it, or limit memory by "
+            "a cgroup"
         )
 
 

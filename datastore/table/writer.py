@@ -91,7 +91,7 @@ class FileWriter:
         try:
             self._mark.set()
         except OSError as error:
-            raise StoreError(f"{self._place.uri} takes no files, nothing was written: {error}") from error
+            raise StoreError(f"{self._place.uri} cannot be written to, and nothing was appended: {error}") from error
         return self
 
     def __exit__(self, *_: object) -> None:

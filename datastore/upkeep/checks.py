@@ -75,7 +75,7 @@ def check(buffer: "TrajectoryBuffer") -> list[Fault]:
         return [*findings, _broken_log(buffer, str(error))]
     findings += _orphans(stored, living, commits)
     findings += [
-        Fault("lost", loss.what, "make the rows again, and `agentrl buffer check --accept-losses` if that cannot be")
+        Fault("lost", loss.what, "make the rows again, or accept the loss with `agentrl buffer check --accept-losses`")
         for loss in losses(buffer, commits)
         if not loss.accepted
     ]

@@ -100,9 +100,9 @@ def replace(
     def build(table: "DeltaTable") -> Sequence[Action]:
         live = live_files(table)
         if missing := [name for name in gone if name not in live]:
-            raise SourcesGoneError(f"{missing[0]} left the table meanwhile, nothing was changed; do it again")
+            raise SourcesGoneError(f"{missing[0]} left the table meanwhile; nothing was changed, so compact again")
         if schema_version(table) != TRAJECTORY_VERSION and not any("metaData" in action for action in actions):
-            raise StoreError("the table's schema changed meanwhile, nothing was changed; do it again")
+            raise StoreError("the table's schema changed meanwhile; the table was left as it is, so compact again")
         return [*actions, *(removal(name, live[name][1]) for name in gone)]
 
     return commit(buffer.committed, files, build, operation, info)

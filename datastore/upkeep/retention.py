@@ -44,7 +44,9 @@ def vacuum(
     that are gone. Returns the names without these copies; with ``dry_run`` nothing is removed.
     """
     if not retention_hours >= 0:
-        raise StoreError(f"retention_hours {retention_hours} is not 0 or more; 0 keeps only what artifacts need")
+        raise StoreError(
+            f"retention_hours {retention_hours} is negative; give 0 or more, where 0 keeps only what artifacts need"
+        )
     retention = timedelta(hours=min(retention_hours, MAX_RETENTION_HOURS))
     buffer.table()  # raises if there is none, before a lock or a mark is written
     with alone(buffer), clock(buffer.place) as now:
@@ -59,7 +61,7 @@ def vacuum(
         if commits[0].version > 0:
             raise StoreError(
                 f"the log of {buffer.uri} begins with commit {commits[0].version}: the commits before it are gone, so "
-                "nobody knows which files old versions need; nothing was removed. Restore them from a backup"
+                "which files old versions need is unknown; nothing was removed. Restore them from a backup"
             )
         lives = log.lives(commits)
         wanted = _wanted(commits, pinned, now - retention if retention else None)

@@ -26,7 +26,7 @@ def dialect(
     as_json: Json = False,
 ) -> None:
     """Prove the dialect of a model: write small conversations with its chat template, and read them back. Exit code 1
-    if it is refused, or has no way with something."""
+    if it is refused, or cannot write something."""
     from agentrl.pipelines.plan.proved import proved
 
     with looked_up():

@@ -29,7 +29,7 @@ def proved(path: str, dialect: str | None = None) -> "Trial":
 
 
 def unspeakable(pipeline: ResolvedPipeline, to_run: list[Node]) -> Iterator[Problem]:
-    """Problems of models from outside whose dialect has no way with tools, and that act in tasks with tools. Names on
+    """Problems of models from outside whose dialect cannot write tools, and that act in tasks with tools. Names on
     the hub and environments that cannot be opened here are left to the stage that uses them."""
     origin = Origin(str(pipeline.path), None)
     for node in to_run:

@@ -141,7 +141,7 @@ def test_calls_that_do_not_come_back_are_refused_until_hermes_is_chosen() -> Non
     codec = find_dialect(made)
     assert codec.parse([*codec.template.encode("Hi."), codec.stop_ids[0]]).message.content == "Hi."
     for refused in (lambda: codec.opening([user("?")], TOOLS), lambda: codec.assistant(says("", FIND))):
-        with pytest.raises(ValueError, match=r"has no way with tools: .*set `model: \{dialect: hermes\}`"):
+        with pytest.raises(ValueError, match=r"cannot write tools: .*set `model: \{dialect: hermes\}`"):
             refused()
     made.init_kwargs[KEY] = "hermes"
     chosen = find_dialect(made)
@@ -153,7 +153,7 @@ def test_calls_that_do_not_come_back_are_refused_until_hermes_is_chosen() -> Non
 
 def test_reasoning_that_a_template_drops_is_refused_and_not_lost() -> None:
     codec = find_dialect(tokenizer(HIDES))
-    with pytest.raises(ValueError, match=r"has no way with reasoning: back came 'So\.'"):
+    with pytest.raises(ValueError, match=r"cannot write reasoning: back came 'So\.'"):
         codec.assistant(says("So.", reasoning="It is so."))
     assert codec.assistant(says("So."))
 

@@ -227,7 +227,7 @@ def test_a_row_that_the_endpoint_counts_as_too_long_ends_there(endpoint: Endpoin
 
 def test_no_request_is_sent_once_the_cap_is_spent(endpoint: Endpoint) -> None:
     prices = {"price_prompt": 1e4, "price_completion": 0.0, "max_cost": 2.0, "concurrency": 1}
-    with pytest.raises(EngineError, match=r"2.00 are spent, max_cost is 2; raise it to go on"):
+    with pytest.raises(EngineError, match=r"2.00 were spent and max_cost is 2; raise max_cost to go on"):
         play(endpoint, 3, limits=Limits(in_flight=1), **prices)
     assert len(endpoint.requests) == 2
     with pytest.raises(ValueError, match="max_cost needs price_prompt"):

@@ -71,7 +71,9 @@ def test_a_turn_that_a_server_fails_is_asked_of_another(
         await settled(engine)
         return made
 
-    with pytest.warns(UserWarning, match=r"the vLLM server .* failed, and is asked no more until it is well: http"):
+    with pytest.warns(
+        UserWarning, match=r"the vLLM server .* failed, and gets no requests until it answers again: http"
+    ):
         made = blocking(ask())
     assert (made.ids, made.stop) == ([7, 8, 2], "stop")
     assert sum(len(one.asked) for one in servers) >= 2

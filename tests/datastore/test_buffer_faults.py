@@ -92,7 +92,7 @@ def test_a_full_disk_in_mid_append(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     assert "StoreError: append to" in done.stderr
-    assert "the table is as it was" in done.stderr
+    assert "the table is unchanged" in done.stderr
     assert TrajectoryBuffer(tmp_path).version == before
     assert sorted((tmp_path / "trajectories").iterdir()) == files  # what was written is cleaned up
     assert not buffer.has("b")

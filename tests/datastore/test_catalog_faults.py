@@ -368,5 +368,5 @@ def test_strays_are_named_and_left_alone(tmp_path: Path) -> None:
         assert [run["run_id"] for run in catalog.runs()] == ["2026-a"]
     text = "\n".join(str(one.message) for one in said)
     for folder in ("artifacts", "artifacts/expert", "runs", "tags"):
-        assert f"{folder} holds what is not ours" in text
+        assert f"{folder} holds files that agentrl did not write" in text
     assert "notes.txt" in text

@@ -145,7 +145,7 @@ def test_an_outcome_that_nobody_knows_keeps_the_files(s3_store: str, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(S3Place, "put_if", lost)
         patch.setattr(S3Place, "read", silent)
-        with pytest.raises(StoreError, match="nobody knows"):
+        with pytest.raises(StoreError, match="it is unknown whether"):
             buffer.append([build(999)], stage="s", fingerprint="f")
     assert create(buffer.place, *late[0], None)  # type: ignore[arg-type]
     assert vacuum(buffer, retention_hours=0, dry_run=False) == []

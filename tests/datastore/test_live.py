@@ -164,7 +164,7 @@ def test_a_log_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) 
     (tmp_path / "store" / "runs").mkdir(parents=True)
     (tmp_path / "store" / "runs" / "r1").write_text("in the way")
     with (
-        pytest.warns(UserWarning, match="is not written any more"),
+        pytest.warns(UserWarning, match="is no longer written"),
         LiveLog(Catalog(str(tmp_path / "store")).place, "r1", "sft", tmp_path / "live.jsonl") as log,
     ):
         log.write({"step": 0})

@@ -150,9 +150,9 @@ def _by_engine(
     attempts = [Attempt(task) for task in reflections(list(rows))]
     names = [row.trajectory_id for row in rows]
     with RolloutRunner(policy, engine.build(policy), Reflection(), sampling) as runner:
-        said = runner.run(attempts, stream(context.seed, "reflect"), names, source="reflection")
-    count(context, {"foreign_tokens": sum(row.n_action_tokens for row in said)})
-    return [(final_answer(row) or "").strip() for row in said]
+        reflected = runner.run(attempts, stream(context.seed, "reflect"), names, source="reflection")
+    count(context, {"foreign_tokens": sum(row.n_action_tokens for row in reflected)})
+    return [(final_answer(row) or "").strip() for row in reflected]
 
 
 def _counted(notes: Sequence[Note], rows: Sequence[Trajectory]) -> list[Note]:

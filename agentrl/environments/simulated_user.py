@@ -51,12 +51,16 @@ class SimulatedUser:
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def says(self, about: str, talk: Sequence[Message], seed: int) -> str:
+    async def says(self, about: str, conversation: Sequence[Message], seed: int) -> str:
         """What the user says after ``talk``, in which the user turns are his. ``about`` tells the model whom it plays.
         Raises EngineError if the engine fails, which is TurnError if others may succeed."""
         engine = await self._built()
-        begin = [] if talk and talk[0].role is Role.ASSISTANT else [Message(role=Role.USER, content=GREETING)]
-        messages = [Message(role=Role.SYSTEM, content=about), *begin, *map(_swapped, talk)]
+        begin = (
+            []
+            if conversation and conversation[0].role is Role.ASSISTANT
+            else [Message(role=Role.USER, content=GREETING)]
+        )
+        messages = [Message(role=Role.SYSTEM, content=about), *begin, *map(_swapped, conversation)]
         codec = self._policy.codec if self._policy else None
         with engine.open(root=about) as session:
             session.messages += messages

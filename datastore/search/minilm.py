@@ -56,7 +56,7 @@ class MiniLM:
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(MAX_TOKENS)
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._weights = {name: one.to(self._device) for name, one in load(files["model.safetensors"]).items()}
+        self._weights = {name: tensor.to(self._device) for name, tensor in load(files["model.safetensors"]).items()}
         self.identity = f"{MINILM}-{DIGESTS['model.safetensors'][:16]}"
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
@@ -70,13 +70,13 @@ class MiniLM:
 
     def cut(self, texts: Sequence[str]) -> int:
         """How many texts have more tokens than are looked at."""
-        return sum(bool(one.overflowing) for one in self._tokenizer.encode_batch_fast(list(texts)))
+        return sum(bool(encoding.overflowing) for encoding in self._tokenizer.encode_batch_fast(list(texts)))
 
     def _batches(self, texts: Sequence[str]) -> "Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]":
         """Numbers of texts of about one length, their token ids [texts, tokens], and where a text has tokens."""
         import torch
 
-        encoded = [one.ids for one in self._tokenizer.encode_batch_fast(list(texts))]
+        encoded = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
         order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
         start = 0
         while start < len(order):

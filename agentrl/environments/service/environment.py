@@ -150,8 +150,10 @@ class ServiceEpisode(ToolEpisode["Service"]):
             return customer.hears(text, settled)
         if len(self.settled_at) == len(self.goals):
             return None
-        talk = [*customer.talk, Message(role=Role.ASSISTANT, content=text)]
-        answer = await user.says(customer.about, talk, stream(0, f"customer {self.task.task_id}", len(talk)))
+        conversation = [*customer.talk, Message(role=Role.ASSISTANT, content=text)]
+        answer = await user.says(
+            customer.about, conversation, stream(0, f"customer {self.task.task_id}", len(conversation))
+        )
         return customer.said(text, answer or "...", settled)
 
     def outcome(self) -> Score:

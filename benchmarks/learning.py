@@ -1,4 +1,4 @@
-"""What each way of learning gains on the quickstart environment, from the same warm policy and the same rollouts.
+"""What each way of learning gains in `lookup`, from the same warm policy and the same rollouts.
 
 Every method starts from one supervised policy for each seed and spends the same budget of rollouts on training tasks;
 success at temperature 1 on held-out tasks, with 95 % intervals over the tasks of all seeds. Each method runs a second

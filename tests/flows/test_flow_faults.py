@@ -16,14 +16,15 @@ TINY = """
 name: tiny
 extends: quickstart
 stages:
-  tasks: {with: {train: 32, dev: 8, heldout: 16}}
+  tasks: {with: {env: {type: words, unknown: 0}, train: 32, dev: 8, heldout: 16, compositional: 8}}
   warm: {with: {steps: 70, batch: 16}}
   sample: {with: {samples: 4}}
-  rationalize: {with: {samples: 2}}
   perfect: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}, with: {coverage: 1.0, noise: 0.0}}
-  star: {inputs: {trajectories: [reject, rationalize, perfect]}, with: {steps: 4, batch: 8}}
-  dpo: {with: {steps: 4, batch: 4}}
-  grpo: {with: {iterations: 6, tasks: 4, samples: 4, checkpoint_every: 2}}
+  star: {inputs: {trajectories: [reject, perfect]}, with: {steps: 4, batch: 8}}
+  sampled: {uses: trajectories.sample, inputs: {model: star, tasks: tasks.train}, with: {samples: 4}}
+  pairs: {uses: pairs.agentq, inputs: {trajectories: sampled}}
+  dpo: {uses: train.dpo, inputs: {pairs: pairs, model: star}, with: {steps: 4, batch: 4, optimizer: {lr: 1.0e-4}}}
+  grpo: {inputs: {model: dpo}, with: {iterations: 6, tasks: 4, samples: 4, checkpoint_every: 2}}
 """
 
 

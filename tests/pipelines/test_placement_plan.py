@@ -269,7 +269,7 @@ def test_the_quickstart_is_placed_on_this_machine_and_its_memory(
     found = place(load("quickstart"))
     assert (found.problems, found.unknown) == ([], [])
     assert {row.gpus for row in found.rows} == {0}
-    assert {row.stage for row in found.rows} >= {"warm", "sample", "dpo", "grpo", "eval_grpo"}
+    assert {row.stage for row in found.rows} >= {"warm", "sample", "star", "grpo", "eval_grpo"}
     fake_gpus(tmp_path / "bin", 1, monkeypatch)
     found = place(load("quickstart", settings=["stages.warm.execution.gpus=1"]))
     assert found.unknown == [], "the driver says how large its GPU is"

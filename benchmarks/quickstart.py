@@ -244,12 +244,14 @@ def draw(runs: dict[int, Run], path: Path) -> None:
     figure, axes = _axes(f"Held-out success on {len(runs)} seeds, greedy", "success")
     for one in runs.values():
         axes.plot([one.metrics[policy]["greedy"] for policy in POLICIES], color=GREY, alpha=0.35, linewidth=0.8)
-    for key, color, style, label in (
-        ("greedy", BLUE, "o-", "greedy, mean"),
-        ("control", ORANGE, "s--", "at its best temperature (control), mean"),
-    ):
-        means = [statistics.fmean(one.metrics[policy][key] for one in runs.values()) for policy in POLICIES]
-        axes.plot(means, style, color=color, label=label)
+    means = {
+        key: [statistics.fmean(one.metrics[policy][key] for one in runs.values()) for policy in POLICIES]
+        for key in ("greedy", "control")
+    }
+    axes.plot(means["greedy"], "o-", color=BLUE, label="mean")
+    for place, level in enumerate(means["control"][:-1]):
+        label = None if place else "control: at the best temperature, no training"
+        axes.hlines(level, place, place + 1, color=ORANGE, linestyle="--", label=label)
     axes.set_xticks(range(len(POLICIES)), POLICIES)
     axes.set_ylim(0, 1.02)
     axes.legend(frameon=False, loc="lower right")

@@ -15,7 +15,7 @@ from agentrl.schemas.arrow import from_table
 from agentrl.schemas.manifest import Kind
 from agentrl.schemas.note import Note
 from agentrl.schemas.pair import Pair
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import NOT_TRAINED, RewardComponent, Trajectory
 
@@ -83,7 +83,7 @@ class Scores(Handle):
 
 @dataclass(frozen=True)
 class Steps(Handle):
-    """A Parquet file of what the turns of trajectories are worth, see :mod:`agentrl.schemas.step`."""
+    """A Parquet file of what the turns of trajectories are worth, see :mod:`agentrl.schemas.step_value`."""
 
     kind: ClassVar[Kind] = Kind.STEPS
 

@@ -14,7 +14,7 @@ from agentrl.schemas.arrow import to_table
 from agentrl.schemas.note import Note
 from agentrl.schemas.pair import Pair
 from agentrl.schemas.score import SCORE_SCHEMA, TrajectoryScore
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Trajectory
 

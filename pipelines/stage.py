@@ -50,7 +50,7 @@ from agentrl.schemas.arrow import to_table
 from agentrl.schemas.manifest import Kind
 from agentrl.schemas.note import NOTE_SCHEMA, Note
 from agentrl.schemas.pair import PAIR_SCHEMA, Pair
-from agentrl.schemas.step import STEP_SCHEMA, StepValue
+from agentrl.schemas.step_value import STEP_SCHEMA, StepValue
 from agentrl.schemas.task import TASK_SCHEMA, Task
 from agentrl.schemas.trajectory import Trajectory, row_fingerprint, trajectory_id
 

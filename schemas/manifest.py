@@ -20,7 +20,7 @@ class Kind(StrEnum):
     PAIRS = "pairs"  # Parquet of agentrl.schemas.pair.Pair
     MODEL = "model"  # folder: config.json, safetensors, tokenizer files
     SCORES = "scores"  # Parquet of agentrl.schemas.score.TrajectoryScore
-    STEPS = "steps"  # Parquet of agentrl.schemas.step.StepValue
+    STEPS = "steps"  # Parquet of agentrl.schemas.step_value.StepValue
     NOTES = "notes"  # Parquet of agentrl.schemas.note.Note
     TABLE = "table"  # Parquet of any schema (metrics, evaluations)
     REPORT = "report"  # folder: report.md, report.html

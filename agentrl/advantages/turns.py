@@ -5,7 +5,7 @@ from itertools import groupby
 
 import numpy as np
 
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 Span = tuple[int, int]

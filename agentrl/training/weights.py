@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from agentrl.advantages.group import centred_advantages
 from agentrl.advantages.turns import action_runs
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 from agentrl.schemas.trajectory import UnscoredError
 
 Decode = Callable[[list[int]], str]

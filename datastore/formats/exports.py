@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats import FORMATS, Format, named
 from agentrl.datastore.formats.files import replaced
-from agentrl.datastore.formats.losses import present
 from agentrl.datastore.formats.own import OwnFormat
+from agentrl.datastore.formats.row_parts import present
 from agentrl.datastore.read.lookup import Ids, id_array
 from agentrl.schemas.trajectory import Trajectory
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.datastore.formats.losses import is_function
 from agentrl.datastore.formats.messages import function_tool
+from agentrl.datastore.formats.row_parts import is_function
 from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
 
 Write = Callable[[Iterable[Trajectory], Path], int]

@@ -3,7 +3,7 @@
 from agentrl.datastore.upkeep.checks import Fault, check
 from agentrl.datastore.upkeep.compaction import compact
 from agentrl.datastore.upkeep.forgetting import Forgotten, forget
-from agentrl.datastore.upkeep.losses import accept_losses, losses
+from agentrl.datastore.upkeep.lost_rows import accept_losses, losses
 from agentrl.datastore.upkeep.migration import migrate
 from agentrl.datastore.upkeep.repair import Repaired, repair
 from agentrl.datastore.upkeep.retention import vacuum

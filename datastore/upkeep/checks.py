@@ -19,7 +19,7 @@ from agentrl.datastore.table.ids import hashes, ids_of
 from agentrl.datastore.table.maintenance import live_files, read_parts
 from agentrl.datastore.table.row_digests import CONTENT, contents
 from agentrl.datastore.table.validation import conform, validate
-from agentrl.datastore.upkeep.losses import losses
+from agentrl.datastore.upkeep.lost_rows import losses
 from agentrl.datastore.upkeep.retention import is_orphan, stored_files, writers
 from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.pipelines.parts.selected import Selected, Tokens
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 from agentrl.schemas.training import TRAINING_SCHEMA
 from agentrl.schemas.trajectory import REPLACED, Termination, Trajectory
 

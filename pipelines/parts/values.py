@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from agentrl.pipelines.handles import Steps
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 
 
 def values_of(steps: Sequence[Steps]) -> dict[tuple[str, int], StepValue]:

@@ -13,7 +13,7 @@ from agentrl.advantages.turns import progress_weights
 from agentrl.algorithms.policy_gradient import WHOLE, ByToken, Experience, PolicyGradient
 from agentrl.pipelines.parts.selected import TEXT_ROWS, Selected
 from agentrl.pipelines.parts.training_rows import outcomes, sides, trained_on
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.engines.blocking import blocking
 from agentrl.environments import load_environment
-from agentrl.environments.predict import Predict
-from agentrl.rewards.similarity import rouge_l
+from agentrl.environments.predict import Predict, rouge_l
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role
 

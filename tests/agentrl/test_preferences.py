@@ -11,7 +11,7 @@ from agentrl.environments import load_environment
 from agentrl.pipelines.methods.agentq.preferences import step_pairs, trajectory_pairs
 from agentrl.rollouts.rationalize import is_grounded, strip_hint, with_hint
 from agentrl.rollouts.runner import Attempt, RolloutRunner
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 from agentrl.schemas.trajectory import Message, Role, Trajectory
 from agentrl.statistics.intervals import wilson
 

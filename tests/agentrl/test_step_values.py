@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.advantages.turns import progress_weights
 from agentrl.pipelines.methods.slicing.estimates import StateValue, at_the_end, estimate, first_fall
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 from agentrl.training.weights import without_losses
 
 

@@ -12,7 +12,7 @@ from store_rows import build
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats import FORMATS, detect
 from agentrl.datastore.formats.huggingface import from_dataset, to_dataset
-from agentrl.datastore.formats.losses import PARTS, lost, present
+from agentrl.datastore.formats.row_parts import PARTS, lost, present
 from agentrl.datastore.formats.source import Source
 from agentrl.datastore.formats.verl import read_tasks, write_tasks
 from agentrl.schemas.arrow import to_table

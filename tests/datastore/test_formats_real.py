@@ -7,7 +7,7 @@ from real_rows import ENVIRONMENTS, RECORDED, real_rows
 
 from agentrl.datastore.formats import FORMATS
 from agentrl.datastore.formats.imports import reading
-from agentrl.datastore.formats.losses import lost, present
+from agentrl.datastore.formats.row_parts import lost, present
 from agentrl.schemas.arrow import from_table
 from agentrl.schemas.trajectory import Trajectory
 

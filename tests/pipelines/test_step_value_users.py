@@ -18,7 +18,7 @@ from agentrl.pipelines.methods.slicing.steps import value
 from agentrl.pipelines.stages.grpo import OnlineConfig
 from agentrl.pipelines.stages.train import offline, sft
 from agentrl.pipelines.stages.trajectories import sample, synthesize
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 from agentrl.schemas.trajectory import Role
 
 __all__ = ["harness", "model", "rollouts", "tabular", "tasks"]

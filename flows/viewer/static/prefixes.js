@@ -1,6 +1,6 @@
 // The attempts at a task as a tree of the tokens that they share, with the mean reward at each branch.
 import { json, useAnswer } from "./api.js";
-import { AsTable, Drawing, RampLegend, ramp } from "./drawing.js";
+import { AsTable, Drawing, RampLegend, ramp } from "./tree_boxes.js";
 import { count, decimal, plural } from "./format.js";
 import { change, go, place, rowAddress } from "./location.js";
 import { Problem } from "./problem.js";

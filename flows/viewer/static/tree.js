@@ -1,6 +1,6 @@
 // The trees that a search made: its nodes by value and visits, and the path that was worth most.
 import { json, useAnswer } from "./api.js";
-import { AsTable, Drawing, RampLegend, ramp } from "./drawing.js";
+import { AsTable, Drawing, RampLegend, ramp } from "./tree_boxes.js";
 import { count, decimal, plural } from "./format.js";
 import { useKeys } from "./keys.js";
 import { address, change, go, place, rowAddress, version } from "./location.js";

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from agentrl.advantages.turns import Span, turn_spans
 from agentrl.pipelines.parts.pairing import SideOfPair, pair_of
 from agentrl.schemas.pair import Pair, PairKind
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 from agentrl.schemas.trajectory import Trajectory
 
 Values = Mapping[tuple[str, int], StepValue]

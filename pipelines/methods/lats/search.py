@@ -18,7 +18,7 @@ from agentrl.rewards import Rewards
 from agentrl.rollouts.limits import Limits
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.node import NODE_SCHEMA, SearchNode
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 from agentrl.schemas.trajectory import Trajectory
 from agentrl.statistics.intervals import wilson
 

@@ -13,7 +13,7 @@ from agentrl.pipelines.parts.budget import check_room
 from agentrl.pipelines.parts.common import load_policy, rollout_runner
 from agentrl.pipelines.parts.continuing import Continuations, ContinuingConfig, TaskRow, chosen_turns, rows_to_continue
 from agentrl.pipelines.stage import Context, stage
-from agentrl.schemas.step import StepValue
+from agentrl.schemas.step_value import StepValue
 from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:

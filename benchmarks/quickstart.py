@@ -254,7 +254,7 @@ def draw(runs: dict[int, Run], path: Path) -> None:
         axes.hlines(level, place, place + 1, color=ORANGE, linestyle="--", label=label)
     axes.set_xticks(range(len(POLICIES)), POLICIES)
     axes.set_ylim(0, 1.02)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="center right")
     with matplotlib.rc_context({"svg.hashsalt": "agentrl"}):
         figure.savefig(path, format="svg", metadata={"Date": None}, bbox_inches="tight", facecolor="white")
 

@@ -351,7 +351,7 @@ class Reading:
 
     def finish(self) -> Imported:
         result = self.result
-        result.ignored = dict(self.notes.ignored.most_common())
+        result.ignored = dict(sorted(self.notes.ignored.items(), key=lambda item: (-item[1], item[0])))
         result.remarks = dict(self.notes.remarks.most_common())
         result.unreadable = [record.as_dict() for record in self.notes.unreadable]
         return result

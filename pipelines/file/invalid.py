@@ -10,7 +10,7 @@ from agentrl.pipelines.file.elsewhere import elsewhere
 from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.file.yaml_text import Key
 from agentrl.pipelines.secrets import names_a_secret
-from agentrl.schemas.annotations import is_secret, unknown_key
+from agentrl.schemas.annotations import is_secret, models_at, unknown_key
 
 
 def explained(item: Mapping[str, Any], model: type[BaseModel], file: Mapping[str, Any], key: Key) -> tuple[Key, str]:
@@ -20,6 +20,20 @@ def explained(item: Mapping[str, Any], model: type[BaseModel], file: Mapping[str
     if item["type"] == "extra_forbidden" and (path := elsewhere(file, (*key, *location))):
         return location, f"unknown key {location[-1]!r}; did you mean {'.'.join(path)!r}?"
     return location, _message(item, model, item["loc"])
+
+
+def anchor(model: type[BaseModel], location: Key) -> str:
+    """The dotted path of the setting at a location, as the documentation has it; of what is inside a choice, or is no
+    setting, that of the setting above."""
+    path: list[str] = []
+    for part in location:
+        if isinstance(part, int):
+            continue
+        fields = (each for owner in models_at(model, path) for each in owner.model_fields.items())
+        if part not in {info.alias or name for name, info in fields}:
+            break
+        path.append(part)
+    return ".".join(path)
 
 
 def _without_tags(location: tuple[int | str, ...], value: Any, key: Key) -> Key:

@@ -19,7 +19,7 @@ from agentrl.pipelines.file.choices import Chosen, choices, chosen, named
 from agentrl.pipelines.file.document import Document, Key, find, read, with_profile, with_settings
 from agentrl.pipelines.file.expand import Expanded, StageDraft, expand
 from agentrl.pipelines.file.external import missing, outside
-from agentrl.pipelines.file.invalid import explained
+from agentrl.pipelines.file.invalid import anchor, explained
 from agentrl.pipelines.file.machines import unsplittable, wrong
 from agentrl.pipelines.file.problems import Problem, SpecError, did_you_mean
 from agentrl.pipelines.file.readiness import missing_packages
@@ -118,13 +118,13 @@ class _Loader:
     document: Document
     problems: list[Problem] = field(default_factory=list)
 
-    def problem(self, key: Key, message: str, more: Key = ()) -> None:
-        self.problems.append(Problem(message, self.document.place((*key, *more)), (*key, *more)))
+    def problem(self, key: Key, message: str, more: Key = (), reference: str = "") -> None:
+        self.problems.append(Problem(message, self.document.place((*key, *more)), (*key, *more), reference))
 
-    def invalid(self, error: ValidationError, model: type[BaseModel], key: Key = ()) -> None:
+    def invalid(self, error: ValidationError, model: type[BaseModel], key: Key = (), page: str = "") -> None:
         for item in error.errors(include_url=False):
             location, message = explained(dict(item), model, self.document.value, key)
-            self.problem(key, message, location)
+            self.problem(key, message, location, reference=page and f"{page}#{anchor(model, location)}".rstrip("#"))
 
 
 def load(
@@ -216,7 +216,8 @@ def _config(loader: _Loader, draft: StageDraft, stage: Stage) -> BaseModel | Non
     try:
         config = stage.config.model_validate(draft.spec.with_)
     except ValidationError as error:
-        loader.invalid(error, stage.config, (*draft.key, "with"))
+        page = "" if ":" in draft.spec.uses else f"reference/stages/{stage.name}"
+        loader.invalid(error, stage.config, (*draft.key, "with"), page)
         return None
     for key in variables(config):
         message = "environment variables are for secrets only; this field is not one"

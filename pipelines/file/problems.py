@@ -24,6 +24,8 @@ class Problem:
     message: str
     place: Origin | None = None
     key: Sequence[str | int] = ()
+    reference: str = ""
+    """The page of the documentation, with the anchor of the setting: ``reference/stages/train.sft#optimizer.lr``."""
 
     def __str__(self) -> str:
         parts = [str(self.place) if self.place else "", ".".join(map(str, self.key)), self.message]
@@ -39,6 +41,7 @@ class Problem:
             "line": self.place.line if self.place else None,
             "key": ".".join(map(str, self.key)),
             "message": self.message,
+            "reference": self.reference or None,
         }
 
 

@@ -15,6 +15,9 @@ sys.path.insert(0, str(ROOT / "docs/site"))
 import assemble  # noqa: E402
 import hooks  # noqa: E402
 
+from agentrl.pipelines.file.load import load  # noqa: E402
+from agentrl.pipelines.file.problems import SpecError  # noqa: E402
+
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
@@ -64,6 +67,22 @@ def test_every_setting_of_every_stage_has_one_anchor(pages: dict[str, str]) -> N
     assert '<a id="grpo.clip_high"></a>`clip_high` | number > 0' in pages["reference/choices/algorithm.md"]
     assert '<a id="rooms.slip"></a>' in pages["reference/choices/environment.md"]
     assert '<a id="stages.with"></a>' in pages["reference/pipeline-file.md"]
+
+
+def test_problems_of_a_file_name_anchors_that_exist(pages: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(
+        "name: p\nstages:\n  a:\n    uses: train.online\n    inputs: {model: a, tasks: a}\n    with:\n      stepz: 1\n"
+        "      iterations: many\n      optimizer: {lr: -1, rate: 2}\n      algorithm: {type: grpo, clip_hihg: 1}\n"
+    )
+    with pytest.raises(SpecError) as raised:
+        load(str(tmp_path / "p.yaml"))
+    found = {problem.reference for problem in raised.value.problems if problem.reference}
+    page = "reference/stages/train.online"
+    assert found == {page, f"{page}#iterations", f"{page}#optimizer", f"{page}#optimizer.lr", f"{page}#algorithm"}
+    for name in found:
+        path, _, anchor = name.partition("#")
+        assert not anchor or f'<a id="{anchor}">' in pages[f"{path}.md"], name
+    assert all("reference" in problem.to_json() for problem in raised.value.problems)
 
 
 def test_the_reference_has_every_command_and_public_name(pages: dict[str, str]) -> None:

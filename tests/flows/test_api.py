@@ -1,9 +1,7 @@
 """The Python interface does what the command does: stores, pipelines in Python, plans, runs and results."""
 
-import doctest
 import json
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -161,21 +159,6 @@ def test_a_project_that_was_made_passes_its_own_tests(made: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert "2 passed" in done.stdout, done.stdout
-
-
-@pytest.mark.slow
-def test_the_page_on_python_is_true(made: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/how-to/python.md").read_text(), re.M | re.S)
-    names: dict[str, object] = {}
-    runner, parser = doctest.DocTestRunner(), doctest.DocTestParser()
-    for number, block in enumerate(blocks):
-        if block.startswith(">>>"):
-            test, said = parser.get_doctest(block, names, str(number), None, 0), []
-            runner.run(test, out=said.append, clear_globs=False)
-            assert said == [], "".join(said)
-            names = test.globs
-        else:
-            exec(compile(block, f"block {number}", "exec"), names)
 
 
 def test_the_viewer_is_shown_in_a_frame(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def needs(used: Stage, key: str) -> bool:
 
 
 def test_each_method_is_in_the_table() -> None:
-    table = (ROOT / "docs/methods.md").read_text()
+    table = (ROOT / "docs/explanations/methods.md").read_text()
     assert [name for name in NAMES if f"pipelines/methods/{name}/README.md" not in table] == []
 
 

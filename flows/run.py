@@ -29,7 +29,7 @@ from agentrl.flows.terminal import console
 from agentrl.pipelines.file.fields import dotted
 from agentrl.pipelines.file.machines import gpus_here
 from agentrl.pipelines.file.readiness import missing_variables
-from agentrl.pipelines.plan.plan import Plan, PlannedStage, Status
+from agentrl.pipelines.plan.plan import Plan, PlannedStage, Selection, Status
 from agentrl.pipelines.run.execute import Outcome
 from agentrl.schemas.installation import missing
 from agentrl.schemas.manifest import Kind, Manifest
@@ -280,7 +280,14 @@ def _report(session: RunSession, out: Console, cancelled: bool) -> None:
     cached = [step.name for step in plan.having(Status.CACHED)] + ran
     out.print(f"  cached    {', '.join(cached) or 'nothing yet'}", markup=False, highlight=False)
     out.print(f"  left      {', '.join(left)}", markup=False, highlight=False)
-    out.print(f"  go on     {plan.command()}", markup=False, highlight=False)
+    out.print(f"  go on     {_going_on(plan, ran, left)}", markup=False, highlight=False)
+
+
+def _going_on(plan: Plan, ran: list[str], left: list[str]) -> str:
+    """The command that does the rest. Stages that --force has run already are not run again."""
+    if ran and plan.selection.force:
+        return plan.command(selection=Selection(only=tuple(left), force=True).arguments())
+    return plan.command()
 
 
 def _results(out: Console, plan: Plan, catalog: Catalog, manifests: dict[str, Manifest]) -> None:

@@ -3,7 +3,6 @@ both need it and import nothing else in common."""
 
 import importlib.util
 import shlex
-from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import agentrl
@@ -26,20 +25,14 @@ def is_installed(package: str) -> bool:
 def install_hint(extra: str) -> str:
     """The command that installs an extra.
 
-    In a checkout it is the command of the README, with our pins. Elsewhere it lists the requirements of the extra,
-    because this distribution is on no package index.
+    In a checkout it is the command of the README, with our pins. Elsewhere it names the installed distribution, whose
+    release pip keeps: it adds what the extra requires.
     """
     if (PACKAGE_ROOT / "pyproject.toml").is_file() and (PACKAGE_ROOT / "constraints.txt").is_file():
         here = Path.cwd() == PACKAGE_ROOT
         pins, source = ("constraints.txt", ".") if here else (str(PACKAGE_ROOT / "constraints.txt"), str(PACKAGE_ROOT))
         return shlex.join(["pip", "install", "-c", pins, "-e", f"{source}[{extra}]"])
-    try:
-        lines = requires(DISTRIBUTION) or []
-    except PackageNotFoundError:
-        lines = []
-    quoted = (f'extra == "{extra}"', f"extra == '{extra}'")
-    wanted = [line.partition(";")[0].strip() for line in lines if line.rstrip().endswith(quoted)]
-    return shlex.join(["pip", "install", *wanted]) if wanted else f"install the extra {extra!r} of {DISTRIBUTION}"
+    return shlex.join(["pip", "install", f"{DISTRIBUTION}[{extra}]"])
 
 
 def missing(package: str, extra: str) -> str:

@@ -10,6 +10,7 @@ from agentrl.chat.probes import ACTS, CALL, NEXT_QUESTION, PROBES, ProbeOutcome,
 from agentrl.chat.readers import HermesReader, ResponseTemplateReader
 from agentrl.chat.tags import TAGS, Tagged
 from agentrl.chat.template import Template
+from agentrl.schemas.installation import install_hint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,7 +32,7 @@ INSTEAD = (
     "know"
 )
 REWRITES = "the chat template rewrites earlier turns; they stay as they were sampled"
-NO_RENDERERS = "the package renderers is not installed, so its model families were not tried; pip install renderers"
+NO_RENDERERS = "the package renderers is not installed, so its model families were not tried"
 
 
 class Trial(NamedTuple):
@@ -106,7 +107,7 @@ def _candidates(template: Template, remarks: list[str]) -> Iterator[ChatCodec]:
     try:
         family = _family(template)
     except ImportError:
-        remarks.append(NO_RENDERERS)
+        remarks.append(f"{NO_RENDERERS}; {install_hint('dialects')}")
         family = None
     if family:
         yield family

@@ -17,19 +17,45 @@ from agentrl.pipelines.file.problems import Origin, Problem
 from agentrl.pipelines.secrets import is_reference
 from agentrl.schemas.installation import install_hint, is_installed
 
-EXTRAS: Mapping[str, tuple[str, str]] = {"optimizer.lora": ("peft", "lora"), "deepspeed": ("deepspeed", "deepspeed")}
+SETTINGS: Mapping[str, tuple[str, str]] = {"optimizer.lora": ("peft", "lora"), "deepspeed": ("deepspeed", "deepspeed")}
 """Config field -> the package that it needs if it is set, and the extra that installs it."""
+
+CHOICES: Mapping[tuple[str, str], tuple[tuple[str, ...], str]] = {
+    ("type", "openai"): (("openai", "tenacity", "aiolimiter"), "openai"),
+    ("type", "vllm"): (("httpx",), "vllm"),
+    ("type", "mcp"): (("mcp",), "mcp"),
+    ("type", "gymnasium"): (("gymnasium",), "gymnasium"),
+    ("type", "math"): (("math_verify",), "math"),
+    ("rule", "diverse"): (("sklearn",), "retrieval"),
+    ("format", "huggingface"): (("datasets",), "formats"),
+    ("track", "tensorboard"): (("tensorboard",), "trackers"),
+    ("track", "wandb"): (("wandb",), "trackers"),
+    ("track", "mlflow"): (("mlflow",), "trackers"),
+}
+"""What a field of a config chooses by name, at any depth -> the packages that it needs, and the extra that installs
+them."""
 
 
 def missing_packages(config: BaseModel) -> Iterator[tuple[Key, str]]:
     """(key, message) of every field that is set and needs a package which is not installed."""
-    for field, (package, extra) in EXTRAS.items():
+    for field, (package, extra) in SETTINGS.items():
         key = tuple(field.split("."))
         value: Any = config
         for name in key:
             value = getattr(value, name, None)
-        if isinstance(value, BaseModel) and not is_installed(package):
+        if isinstance(value, BaseModel):
+            yield from _without(key, (package,), extra)
+    for key, _, value in leaves(config):
+        names = [name for name in key if isinstance(name, str)]  # without places in lists
+        if isinstance(value, str) and (choice := CHOICES.get((names[-1], value))):
+            yield from _without(key, *choice)
+
+
+def _without(key: Key, packages: tuple[str, ...], extra: str) -> Iterator[tuple[Key, str]]:
+    for package in packages:
+        if not is_installed(package):
             yield key, f"needs the package {package}, which is not installed: {install_hint(extra)}"
+            return
 
 
 def missing_variables(config: BaseModel, env: Mapping[str, str]) -> Iterator[tuple[Key, str]]:

@@ -42,7 +42,8 @@ class Selection:
     def arguments(self) -> list[str]:
         """As options of the command line."""
         named = (("--only", self.only), ("--from", self.first), ("--until", self.until))
-        return [part for option, names in named for name in names for part in (option, name)]
+        chosen = [part for option, names in named for name in names for part in (option, name)]
+        return [*chosen, "--force"] if self.force else chosen
 
     def names(self, pipeline: ResolvedPipeline) -> set[str]:
         """Names of the selected stages. Raises SpecError if a name is not a stage."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from json_server import JsonHandler
-from peft import PeftModel
 
 from agentrl.engines.base import Sampling
 from agentrl.engines.servers import ADAPT
@@ -67,6 +66,8 @@ class Handler(JsonHandler):
         if path == ADAPT and path not in self.server.routes:
             return self.say({"detail": "Not Found"}, 404)
         if path == ADAPT:
+            from peft import PeftModel
+
             base = copy.deepcopy(self.server.policy.model)
             self.server.adapters[asked["lora_name"]] = PeftModel.from_pretrained(base, asked["lora_path"])
             return self.send(b"Success: it was added.")

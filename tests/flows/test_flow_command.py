@@ -282,6 +282,17 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(project: Project) -> None:
     assert sorted(path.name for path in (project.folder / "store" / "artifacts").iterdir()) == ["a", "b"]
 
 
+def test_a_forced_run_that_ended_early_goes_on_with_the_forced_stages_that_are_left(project: Project) -> None:
+    run(project)
+    failing = PIPELINE.replace("sleep: 0", "error: no luck")
+    done = run(project, "--force", "--from", "b", text=failing)
+    assert "cached    a, b" in done.stdout
+    assert "go on     agentrl run pipeline.yaml --only c --force" in done.stdout
+    assert json.loads(agentrl("show", "last", "--json").stdout)["command"].endswith("--from b --force")
+    done = run(project, "--force", "--only", "c", text=failing)
+    assert "go on     agentrl run pipeline.yaml --only c --force" in done.stdout
+
+
 def test_a_killed_run_is_called_killed(project: Project) -> None:
     project.write(PIPELINE)
     process = start("--set", "stages.c.with.sleep=30")

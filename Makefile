@@ -6,9 +6,10 @@ STORE ?= store
 VLLM_VENV ?= .venv-vllm
 ADAPTERS_VENV ?= .venv-adapters
 VIEWERS ?= .venv-viewers
+EXTRAS_VENV ?= .venv-extras
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-viewer chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer clean
+.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -48,6 +49,10 @@ test-adapters: $(VENV)/.dev $(ADAPTERS_VENV)/.ready
 # the viewer in Debian's chromium; screenshots are in build/viewer
 test-viewer: $(VENV)/.viewer chromium
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m viewer --durations=5 tests/viewer
+
+# the wheel in an environment of its own with each extra alone: packages are downloaded once, then about ten minutes
+test-extras: $(VENV)/.dev chromium
+	OMP_NUM_THREADS=1 EXTRAS_VENV=$(abspath $(EXTRAS_VENV)) $(BIN)/pytest -m extras --durations=0 tests/test_extras.py
 
 # the same attacks on containers; a docker daemon runs, and DOCKER_IMAGE has sh, tar, sleep, mkdir and python3
 test-docker: $(VENV)/.dev

@@ -315,6 +315,7 @@ TOOLS = {
 import datasets, lancedb
 print(lancedb.connect("lance").create_table("rows", [{"x": 1}, {"x": 2}]).count_rows(), datasets.__version__)
 """,
+    "docs": "import material, mkdocs, mkdocstrings, mkdocstrings_handlers.python, yaml",
     "viewer-tests": """
 from playwright.sync_api import sync_playwright
 with sync_playwright() as playwright:

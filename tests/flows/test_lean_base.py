@@ -90,7 +90,9 @@ def test_every_module_of_learning_and_data_is_imported(env: dict[str, str]) -> N
     assert "agentrl.training" in done.stdout
 
 
-def test_hints_name_the_distribution_where_there_is_no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hints_name_the_distribution_where_there_is_no_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     assert install_hint("report") == "pip install -c constraints.txt -e '.[report]'"
     monkeypatch.setattr(installation, "PACKAGE_ROOT", tmp_path)

@@ -106,7 +106,7 @@ def build(folder: Path) -> Path:
     """A wheel of this checkout."""
     source = folder / "source"
     shutil.copytree(ROOT / "agentrl", source / "agentrl", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
     done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)

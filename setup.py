@@ -18,4 +18,5 @@ def absolute(text: str) -> str:
     return LINK.sub(lambda link: link[1] + link[2] + base.format("raw" if link[1] else "blob") + link[3], text)
 
 
-setup(long_description=absolute((ROOT / "README.md").read_text()), long_description_content_type="text/markdown")
+if __name__ == "__main__":
+    setup(long_description=absolute((ROOT / "README.md").read_text()), long_description_content_type="text/markdown")

@@ -145,10 +145,23 @@ def called(python: Path, project: Path, *arguments: str) -> str:
     plain = {key: value for key, value in os.environ.items() if key not in outside and not key.startswith("PREFECT_")}
     env = {**plain, "PREFECT_HOME": str(project / "prefect"), "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "200"}
     done = subprocess.run(
-        [python, *arguments], cwd=project, env=env, capture_output=True, text=True, check=False, timeout=300
+        [python, *arguments], cwd=project, env=env, capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_whole_quickstart_runs_from_the_wheel(python: Path, project: Path) -> None:
+    ran = called(python, project, "-m", "agentrl.flows.cli", "run", "quickstart", "--json", "--no-prefect")
+    stages = json.loads(ran)["stages"]
+    assert {stage["status"] for stage in stages.values()} == {"ran"}
+    [page] = (project / "store/artifacts/report").rglob("report.html")
+    assert page.stat().st_size > 100_000
+    measured = called(python, project, "-m", "agentrl.flows.cli", "show", "eval_grpo", "--json")
+    assert json.loads(measured)["metrics"]["success"] > 0.9
+    assert "everything is up to date" in called(python, project, "-m", "agentrl.flows.cli", "run", "quickstart")
 
 
 @pytest.mark.slow

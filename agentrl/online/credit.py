@@ -96,6 +96,14 @@ def group_of(row: Trajectory, credit: str = "whole") -> str:
     return f"{group} {row.agent}" if credit == "agent" else group
 
 
+def _check_reference(algorithm: PolicyGradient, extras: Extras) -> None:
+    if algorithm.kl and extras.reference is None:
+        raise TrainingError(
+            f"algorithm.kl {algorithm.kl.model_dump()} needs the log-probs of a reference policy; give them as "
+            "Extras(reference=...), [rollouts][tokens], or leave kl out"
+        )
+
+
 def _check_scored(rollouts: Sequence[Trajectory]) -> None:
     if unscored := [row.trajectory_id for row in rollouts if row.reward is None]:
         raise UnscoredError("reward", unscored)
@@ -116,11 +124,7 @@ def assign(
     Raises UnscoredError as :func:`plain_rewards` does, TrainingError if the algorithm needs a reference and ``extras``
     has none, and ValueError as :func:`agentrl.rollouts.segments.numbered` does.
     """
-    if algorithm.kl and extras.reference is None:
-        raise TrainingError(
-            f"algorithm.kl {algorithm.kl.model_dump()} needs the log-probs of a reference policy; give them as "
-            "Extras(reference=...), [rollouts][tokens], or leave kl out"
-        )
+    _check_reference(algorithm, extras)
     _check_scored(rollouts)
     groups = [group_of(row, algorithm.credit) for row in rollouts]
     names = [row.episode_id or row.trajectory_id for row in rollouts]
@@ -153,21 +157,28 @@ def assign(
         algorithm.acts_on_every_row | np.array([_teaches(*pair) for pair in zip(weights, rollouts, strict=True)])
     )
     share = share_of(algorithm, np.array([sum(row.action_mask) for row in rollouts]), live, keep, episodes)
+    weights = [share * np.asarray(weight) for weight in weights]
+    references: ByToken = extras.reference or [[]] * len(rollouts)
     rows = [
-        TrainingRow(
-            row_id=row.trajectory_id,
-            unit=int(episodes[number]),
-            label=0 if row.success is None else 2 * row.success - 1,
-            input_ids=row.input_ids,
-            mask=row.action_mask,
-            weights=(share * np.asarray(weights[number])).tolist(),
-            logprobs=list(anchors[number]),
-            ref_logprobs=list(extras.reference[number]) if extras.reference else [],
-        )
-        for number, row in enumerate(rollouts)
-        if live[number]
+        _training_row(rollouts[n], int(episodes[n]), weights[n], anchors[n], references[n])
+        for n in np.flatnonzero(live)
     ]
     return Credit(rows, means, live.tolist(), credited.targets, metrics, episodes, lr_scale)
+
+
+def _training_row(
+    row: Trajectory, unit: int, weights: np.ndarray, anchors: Sequence[float], reference: Sequence[float]
+) -> TrainingRow:
+    return TrainingRow(
+        row_id=row.trajectory_id,
+        unit=unit,
+        label=0 if row.success is None else 2 * row.success - 1,
+        input_ids=row.input_ids,
+        mask=row.action_mask,
+        weights=weights.tolist(),
+        logprobs=list(anchors),
+        ref_logprobs=list(reference),
+    )
 
 
 def token_advantages(

@@ -2,8 +2,9 @@
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -11,6 +12,9 @@ from agentrl.flows.commands._common import FAILED, fail, open_catalog
 from agentrl.flows.commands.artifacts import looked_up
 from agentrl.flows.options import Host, Json, ModelName, Port, Seed, TurnTokens, command
 from agentrl.flows.terminal import say, say_json
+
+if TYPE_CHECKING:
+    from agentrl.recorder.recorder import RecorderSettings
 
 app = typer.Typer()
 
@@ -52,20 +56,14 @@ def serve(
     from agentrl.pipelines.parts.budget import SamplingConfig
     from agentrl.pipelines.serve import engine_config, recorder_of
     from agentrl.recorder.app import LOOPBACK
-    from agentrl.recorder.recorder import HISTORIES, History, RecorderSettings
     from agentrl.recorder.server import serve as serving
-    from agentrl.recorder.wire import HOTTEST
 
-    if history not in HISTORIES:
-        raise fail(f"error: --history {history}: allowed are {', '.join(HISTORIES)}")
-    if fixed_temperature is not None and not 0 <= fixed_temperature <= HOTTEST:
-        raise fail(f"error: --fixed-temperature {fixed_temperature}: allowed are 0 to {HOTTEST:g}")
     if host not in LOOPBACK and not api_key:
         raise fail(f"error: --host {host} is reached by others: set AGENTRL_API_KEY, or leave --host out")
+    settings = _settings(history, fixed_temperature, idle_s, api_key)
     open_catalog(record)  # a store that cannot be used is said before the model is loaded
     search_in([Path.cwd()])  # an engine of the user's own
     sampling = SamplingConfig(max_turn_tokens=max_turn_tokens, max_tokens=context)
-    settings = RecorderSettings(cast(History, history), fixed_temperature, idle_s, api_key)
     try:
         with looked_up():
             recorder = recorder_of(
@@ -74,13 +72,7 @@ def serve(
     except ValueError as error:
         raise fail(f"error: {error}") from None
 
-    def tell(what: str, **values: Any) -> None:
-        if as_json:
-            say_json({"event": what, **values})
-        else:
-            say(": ".join(filter(None, [what, ", ".join(f"{name} {value}" for name, value in values.items())])))
-        sys.stdout.flush()
-
+    tell = partial(_tell, as_json)
     try:
         left = asyncio.run(serving(recorder, host, port, tell))
     except OSError as error:
@@ -89,6 +81,26 @@ def serve(
     tell("stopped", open=left)
     if left:
         say("open episodes go on when this store is served again", stderr=True)
+
+
+def _settings(history: str, fixed_temperature: float | None, idle_s: float, api_key: str | None) -> "RecorderSettings":
+    from agentrl.recorder.recorder import HISTORIES, History, RecorderSettings
+    from agentrl.recorder.wire import HOTTEST
+
+    if history not in HISTORIES:
+        raise fail(f"error: --history {history}: allowed are {', '.join(HISTORIES)}")
+    if fixed_temperature is not None and not 0 <= fixed_temperature <= HOTTEST:
+        raise fail(f"error: --fixed-temperature {fixed_temperature}: allowed are 0 to {HOTTEST:g}")
+    return RecorderSettings(cast(History, history), fixed_temperature, idle_s, api_key)
+
+
+def _tell(as_json: bool, what: str, **values: Any) -> None:
+    """Print an event of the server."""
+    if as_json:
+        say_json({"event": what, **values})
+    else:
+        say(": ".join(filter(None, [what, ", ".join(f"{name} {value}" for name, value in values.items())])))
+    sys.stdout.flush()
 
 
 def _read(engine: str | None) -> Any:

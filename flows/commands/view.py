@@ -45,12 +45,7 @@ def view(
 ) -> None:
     """Show the store in the browser: plan, runs, rows, tokens. Without --write nothing is changed. Ends at Ctrl-C."""
     if context.invoked_subcommand:
-        sources = {name: context.get_parameter_source(name) for name in context.params}
-        given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-        if given:
-            raise fail(
-                f"error: --{given[0].replace('_', '-')} stands before {context.invoked_subcommand}; put it behind"
-            )
+        _refuse_options(context)
         return
     if atlas is not None:
         _write_atlas(store, atlas, as_json)
@@ -79,20 +74,34 @@ def view(
         raise fail(f"error: --host {host} --port {port}: {error.strerror}", FAILED) from None
     port = listening.getsockname()[1]
     asks = write or not (unsafe_open or is_loopback(host))
-    door = Door(host, port, token := secrets.token_urlsafe(24) if asks else None, write, tuple(frame_ancestors or ()))
-    name = host if is_loopback(host) else socket.gethostname() if host in ("0.0.0.0", "::") else host
-    address = f"http://{f'[{name}]' if ':' in name else name}:{port}/" + (f"#token={token}" if token else "")
+    door = Door(host, port, secrets.token_urlsafe(24) if asks else None, write, tuple(frame_ancestors or ()))
+    _say_where(store, door, is_loopback(host), as_json)
+    _serve(store, door, listening)
+
+
+def _refuse_options(context: typer.Context) -> None:
+    """Options of ``view`` itself before the name of one of its commands."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        raise fail(f"error: --{given[0].replace('_', '-')} stands before {context.invoked_subcommand}; put it behind")
+
+
+def _say_where(store: str, door: "Door", here_alone: bool, as_json: bool) -> None:
+    """The address, and how another machine reaches it."""
+    host, port = door.host, door.port
+    name = host if here_alone else socket.gethostname() if host in ("0.0.0.0", "::") else host
+    address = f"http://{f'[{name}]' if ':' in name else name}:{port}/" + (f"#token={door.token}" if door.token else "")
     forward = f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}"
     if as_json:
         say_json({"event": "serving", "url": address, "forward": forward, "store": store})
     else:
         say(f"serving {store} at {address}")
-        if is_loopback(host):
+        if here_alone:
             say(f"from another machine: {forward}")
-        if unsafe_open and not is_loopback(host):
+        elif not door.token:
             say("warning: everybody who reaches this address can read the store", stderr=True)
     sys.stdout.flush()
-    _serve(store, door, listening)
 
 
 class _WithoutPandas:

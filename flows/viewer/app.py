@@ -59,24 +59,7 @@ def opening(store: str) -> "Future[StoreReader]":
 def application(opened: "Future[StoreReader]", door: Door, ended: Callable[[], bool] = lambda: False) -> Guard:
     """The viewer of one store behind a door. Streams of events end when ``ended``."""
     limiter: list[CapacityLimiter] = []  # made in the event loop
-
-    def asked(
-        kind: type[Question], answer: Answering[Question], given: Callable[[Request], Awaitable[Any]]
-    ) -> Callable[[Request], Any]:
-        async def endpoint(request: Request) -> Response:
-            if not limiter:
-                limiter.append(CapacityLimiter(AT_ONCE))
-            try:
-                question = kind.model_validate(await given(request))
-                work = partial(_answered, opened, answer, request, question)
-                with anyio.fail_after(PATIENCE_S):
-                    return await anyio.to_thread.run_sync(work, limiter=limiter[0], abandon_on_cancel=True)
-            except Exception as error:
-                refused = explained(error)
-                return JSONResponse(refused.body.model_dump(), refused.status)
-
-        return endpoint
-
+    asked = partial(_endpoint, opened, limiter)
     front = FrontEnd(STATIC)
 
     async def session(request: Request) -> Response:
@@ -114,6 +97,30 @@ def application(opened: "Future[StoreReader]", door: Door, ended: Callable[[], b
     routes += [Route("/api/events", events), Route("/api/writing", writing)]
     routes += [Route(SESSION, session), Route("/static/{name:path}", file), Route("/{path:path}", page)]
     return Guard(Starlette(routes=routes), door)
+
+
+def _endpoint(
+    opened: "Future[StoreReader]",
+    limiter: list[CapacityLimiter],
+    kind: type[Question],
+    answer: Answering[Question],
+    given: Callable[[Request], Awaitable[Any]],
+) -> Callable[[Request], Any]:
+    """What reads a question from a request by ``given``, and has it answered in a thread."""
+
+    async def endpoint(request: Request) -> Response:
+        if not limiter:
+            limiter.append(CapacityLimiter(AT_ONCE))
+        try:
+            question = kind.model_validate(await given(request))
+            work = partial(_answered, opened, answer, request, question)
+            with anyio.fail_after(PATIENCE_S):
+                return await anyio.to_thread.run_sync(work, limiter=limiter[0], abandon_on_cancel=True)
+        except Exception as error:
+            refused = explained(error)
+            return JSONResponse(refused.body.model_dump(), refused.status)
+
+    return endpoint
 
 
 async def _query(request: Request) -> dict[str, str | list[str]]:

@@ -157,17 +157,20 @@ def assign(
         algorithm.acts_on_every_row | np.array([_teaches(*pair) for pair in zip(weights, rollouts, strict=True)])
     )
     share = share_of(algorithm, np.array([sum(row.action_mask) for row in rollouts]), live, keep, episodes)
-    weights = [share * np.asarray(weight) for weight in weights]
     references: ByToken = extras.reference or [[]] * len(rollouts)
     rows = [
-        _training_row(rollouts[n], int(episodes[n]), weights[n], anchors[n], references[n])
-        for n in np.flatnonzero(live)
+        _training_row(rollouts[n], int(episodes[n]), share * np.asarray(weights[n]), anchors[n], references[n])
+        for n in np.flatnonzero(live).tolist()
     ]
     return Credit(rows, means, live.tolist(), credited.targets, metrics, episodes, lr_scale)
 
 
 def _training_row(
-    row: Trajectory, unit: int, weights: np.ndarray, anchors: Sequence[float], reference: Sequence[float]
+    row: Trajectory,
+    unit: int,
+    weights: np.ndarray,
+    anchors: Sequence[float] | np.ndarray,
+    reference: Sequence[float] | np.ndarray,
 ) -> TrainingRow:
     return TrainingRow(
         row_id=row.trajectory_id,

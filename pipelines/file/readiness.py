@@ -39,16 +39,16 @@ them."""
 def missing_packages(config: BaseModel) -> Iterator[tuple[Key, str]]:
     """(key, message) of every field that is set and needs a package which is not installed."""
     for field, (package, extra) in SETTINGS.items():
-        key = tuple(field.split("."))
+        key: Key = tuple(field.split("."))
         value: Any = config
-        for name in key:
+        for name in field.split("."):
             value = getattr(value, name, None)
         if isinstance(value, BaseModel):
             yield from _without(key, (package,), extra)
-    for key, _, value in leaves(config):
-        names = [name for name in key if isinstance(name, str)]  # without places in lists
+    for where, _, value in leaves(config):
+        names = [name for name in where if isinstance(name, str)]  # without places in lists
         if isinstance(value, str) and (choice := CHOICES.get((names[-1], value))):
-            yield from _without(key, *choice)
+            yield from _without(where, *choice)
 
 
 def _without(key: Key, packages: tuple[str, ...], extra: str) -> Iterator[tuple[Key, str]]:

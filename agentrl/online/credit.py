@@ -165,13 +165,7 @@ def assign(
     return Credit(rows, means, live.tolist(), credited.targets, metrics, episodes, lr_scale)
 
 
-def _training_row(
-    row: Trajectory,
-    unit: int,
-    weights: np.ndarray,
-    anchors: Sequence[float] | np.ndarray,
-    reference: Sequence[float] | np.ndarray,
-) -> TrainingRow:
+def _training_row(row: Trajectory, unit: int, weights: np.ndarray, anchors: Any, reference: Any) -> TrainingRow:
     return TrainingRow(
         row_id=row.trajectory_id,
         unit=unit,

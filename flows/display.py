@@ -1,8 +1,10 @@
 """What a person sees while a pipeline runs: progress bars on a terminal, otherwise one line per event."""
 
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Protocol
 
@@ -44,6 +46,9 @@ class Display(Protocol):
     def start(self, to_run: Mapping[str, float | None], cached: int, engine: str) -> None:
         """Stages that will run, with how long each took last time, in seconds; ``engine`` says what runs them."""
 
+    def open(self) -> None:
+        """Begin to show one piece of work that is no run of stages; ``start`` is not called then."""
+
     @property
     def note(self) -> Callable[[str], None]:
         """Say one thing."""
@@ -65,6 +70,11 @@ class Lines:
         self._last: dict[str, float] = {}
         self._first: dict[str, tuple[float, int]] = {}
         self._number: dict[str, str] = {}
+        self._said: set[str] = set()
+        self._alone = False
+
+    def open(self) -> None:
+        self._alone = True
 
     def start(self, to_run: Mapping[str, float | None], cached: int, engine: str) -> None:
         self._number = {name: f"[{number}/{len(to_run)}]" for number, name in enumerate(to_run, 1)}
@@ -72,7 +82,8 @@ class Lines:
 
     def stage_started(self, name: str) -> None:
         self._last[name] = time.monotonic()
-        self.note(f"{self._number.get(name, '')} {name}: started")
+        if not self._alone:
+            self.note(f"{self._number.get(name, '')} {name}: started")
 
     def progress(self, name: str, done: int, total: int | None, metrics: Metrics) -> None:
         now = time.monotonic()
@@ -82,10 +93,13 @@ class Lines:
             of = f"/{total}" if total else ""
             left = (now - began) / (done - before) * (total - done) if total and done > before else None
             parts = [f"{done}{of}", metrics_text(metrics), "" if left is None else f"{seconds(left)} left"]
-            self.note(f"{self._number.get(name, '')} {name}: {'  '.join(filter(None, parts))}")
+            self._said.add(name)
+            self.note(f"{self._number.get(name, '')} {name}: {'  '.join(filter(None, parts))}".lstrip())
 
     def stage_ended(self, name: str, text: str, ok: bool) -> None:
-        self.note(f"{self._number.get(name, '')} {name}: {text}")
+        """Work that is no stage is mentioned if it was long."""
+        if not self._alone or name in self._said:
+            self.note(f"{self._number.get(name, '')} {name}: {text}".lstrip())
 
     def stop(self) -> None:
         pass
@@ -117,11 +131,14 @@ class Live:
         )
         self._all: TaskID | None = None
 
+    def open(self) -> None:
+        self._progress.start()
+
     def start(self, to_run: Mapping[str, float | None], cached: int, engine: str) -> None:
         self._expected = dict(to_run)
         self.note(f"{len(to_run)} stages to run, {cached} cached; {engine}")
         self._all = self._progress.add_task("stages", total=len(to_run), metrics=self._left())
-        self._progress.start()
+        self.open()
 
     def _left(self) -> str:
         """Seconds that the stages which have not ended took last time."""
@@ -158,6 +175,8 @@ class Live:
 class Quiet:
     """Prints nothing, for ``--json``."""
 
+    def open(self) -> None: ...
+
     def start(self, to_run: Mapping[str, float | None], cached: int, engine: str) -> None: ...
 
     def note(self, text: str) -> None: ...
@@ -171,9 +190,23 @@ class Quiet:
     def stop(self) -> None: ...
 
 
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, whose cells show what is displayed in them."""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
 def display_for(console: Console, quiet: bool) -> Display:
+    """A cell of a notebook has one output that is updated, a terminal bars, and everything else lines."""
     if quiet:
         return Quiet()
+    if in_notebook():
+        from agentrl.flows.cell import Cell
+
+        return Cell()
     if console.is_terminal:
         return Live(console)
 
@@ -181,3 +214,20 @@ def display_for(console: Console, quiet: bool) -> Display:
         console.print(f"{datetime.now():%H:%M:%S}  {text}", highlight=False, markup=False, soft_wrap=True)
 
     return Lines(write)
+
+
+@contextmanager
+def shown(what: str, display: Display) -> Iterator[Callable[..., None]]:
+    """Show work that is no run of stages: what is yielded is called as a stage's ``progress`` is."""
+    began = time.monotonic()
+    display.open()
+    display.stage_started(what)
+    try:
+        yield lambda done, total=None, **metrics: display.progress(what, done, total, metrics)
+    except BaseException as error:
+        display.stage_ended(what, f"stopped: {str(error).partition(chr(10))[0] or type(error).__name__}", False)
+        raise
+    else:
+        display.stage_ended(what, f"done in {seconds(time.monotonic() - began)}", True)
+    finally:
+        display.stop()

@@ -99,6 +99,10 @@ def _forget(rule: str, ids: pa.Array) -> None:
     pass
 
 
+def _untold(done: int, rules: int) -> None:
+    pass
+
+
 def curate(
     buffer: "TrajectoryBuffer",
     rules: Sequence[r.Rule],
@@ -110,11 +114,12 @@ def curate(
     version: int | None = None,
     scores: pa.Table | None = None,
     on_dropped: Callable[[str, pa.Array], None] = _forget,
+    progress: Callable[[int, int], None] = _untold,
 ) -> Curated:
     """Narrow rows (default: the whole buffer) by rules. ``heldout`` holds prompts of held-out tasks, for
     decontamination. The same buffer version (None: the newest), rules and seed give the same selection. ``scores`` of
     one scorer take the place of the rows' rewards. ``on_dropped`` is called after each rule that dropped rows, with its
-    name in the funnel and their ids, sorted."""
+    name in the funnel and their ids, sorted; ``progress`` after each, with how many are done and of how many."""
 
     def read(version: int) -> tuple[int, pl.DataFrame]:
         rows = rescored(buffer.scan(version), scores)
@@ -126,7 +131,8 @@ def curate(
     rows = rows.sort("trajectory_id")
     work = Work(buffer, seed, embedder, sorted(set(heldout)), version)
     funnel = []
-    for rule in rules:
+    for number, rule in enumerate(rules):
+        progress(number, len(rules))
         kept = (_own(rows, rule, work) if isinstance(rule, r.OwnRule) else _APPLY[rule.rule](rows, rule, work)).sort(
             "trajectory_id"
         )

@@ -100,9 +100,8 @@ class _Owner:
         return own
 
     def as_dict(self) -> dict[str, Any]:
-        import_file, recognised = self.file, self.file.recognised
-        about = {"path": import_file.source.name, "format": str(recognised.format), "evidence": recognised.evidence}
-        return about | {"fingerprint": import_file.fingerprint, "rows": self.rows}
+        file, how = self.file, {"format": str(self.file.recognised.format), "evidence": self.file.recognised.evidence}
+        return {"path": file.source.name, **how, "fingerprint": file.fingerprint, "rows": self.rows}
 
 
 def import_paths(
@@ -117,6 +116,7 @@ def import_paths(
     dry_run: bool = False,
     check_tokens: CheckTokens | None = None,
     max_record: int = MAX_RECORD,
+    progress: Callable[[int, int, int], None] | None = None,
 ) -> Imported:
     """Append the rows of files and folders in one commit; ``-`` is standard input.
 
@@ -125,7 +125,8 @@ def import_paths(
     ``source_id``, ``episode_id`` and ``task_id``. Raises StoreError if a path is missing, fits no format or not the one
     named, or if no row comes out; with ``on_error="quarantine"`` records that cannot be read are set aside instead.
     With ``prompts`` a record of chat without any assistant message is a row too. No record may take more than
-    ``max_record`` bytes (of text: characters). On any error the table stays as it was.
+    ``max_record`` bytes (of text: characters). ``progress`` is told how many files were read, of how many, and how many
+    rows they gave. On any error the table stays as it was.
     """
     from agentrl.datastore.storage.lease import hold
     from agentrl.datastore.upkeep.forgetting import IMPORT_RUN
@@ -133,6 +134,7 @@ def import_paths(
     options: dict[str, Any] = {"prompts": prompts, "check_tokens": check_tokens, "max_record": max_record}
     with reading(paths, format, stage=stage, labels=labels, on_error=on_error, **options) as reading_files:
         reading_files.result.dry_run = dry_run
+        reading_files.progress = progress
         if dry_run:
             reading_files.leave_out(_fingerprints(buffer, stage))
             reading_files.check()
@@ -183,6 +185,7 @@ class Reading:
     ) -> None:
         self.stage, self.labels, self.notes, self.check_tokens = stage, labels, notes, check_tokens
         self.result = Imported()
+        self.progress: Callable[[int, int, int], None] | None = None
         self.how = labels.ingredients()
         beside = SideFile(labels.join, labels.on or "source_id", notes) if labels.join else None
         self.labelling = Labelling(labels, notes, beside)
@@ -241,12 +244,13 @@ class Reading:
         """Rows of all files; ``name`` tells the episodes and groups of this import from those of others. Raises
         StoreError if there are none."""
         owners = {id(file.source): _Owner(file, self.stage) for file in self.files}
-        files = [File(file.source, file.recognised.reader) for file in self.files]
-        read = read_files(files, self.labelling.keep)
+        read = read_files([File(file.source, file.recognised.reader) for file in self.files], self.labelling.keep)
         for batch in self._saying_what_files_look_like(read):
             own = self._own(batch, [owners[id(source)] for source in batch.sources], name)
             rows = self.labelling.apply(own, batch.kept)
             self.result.count(rows)
+            if self.progress and batch.sources:
+                self.progress(list(owners).index(id(batch.sources[-1])), len(owners), self.result.rows)
             yield rows
         for owner in owners.values():
             self.result.files.append(owner.as_dict())

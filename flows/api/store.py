@@ -1,7 +1,8 @@
 """A store: rows, artifacts and runs, as frames."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from agentrl.datastore.formats.imports import Imported
+    from agentrl.datastore.search.experience import Demonstration
     from agentrl.flows.api.view import View
     from agentrl.pipelines.replay import Replayed
     from agentrl.pipelines.results.compare import Comparison
@@ -57,10 +59,26 @@ class Store:
         """One row whole. Raises UnknownTrajectoryError if there is none."""
         return self.buffer.get(trajectory_id)
 
-    def search(self, text: str, k: int = 5, **options: Any) -> "pl.DataFrame":
+    def search(self, text: str, k: int = 5, *, progress: bool = True, **options: Any) -> "pl.DataFrame":
         """The ``k`` rows whose prompts are most like a text, best first; options are those of ``agentrl buffer
-        search``: ``method``, ``where``, ``successes``, ``embedder``."""
-        return self.buffer.search(text, k, **options)
+        search``: ``method``, ``where``, ``diverse``, ``per_task``, ``embedder``. Prompts that are new are embedded
+        first, and ``progress`` shows how far that is."""
+        with _shown("search index", progress) as told:
+            return self.buffer.search(text, k, progress=told, **options)
+
+    def index(self, embedder: str | None = None, *, rebuild: bool = False, progress: bool = True) -> "pl.DataFrame":
+        """Bring the search index up to date, which a search does too: its embedder, the version of the table, how many
+        prompts it holds, and how many of them are longer than the embedder looks at."""
+        from agentrl.datastore.search.index import SearchIndex
+
+        with _shown("search index", progress) as told:
+            state = SearchIndex(self.buffer, embedder).refresh(rebuild, told)
+        return _frame([{name: value for name, value in vars(state).items() if name != "parts"}])
+
+    def experience(self, prompt: str, **options: Any) -> "list[Demonstration]":
+        """Successful runs of tasks like this one, as demonstrations; options are those of ``agentrl buffer
+        experience``: ``k``, ``max_tokens``, ``embedder``."""
+        return self.buffer.experience(prompt, **options)
 
     def stats(self) -> dict[str, Any]:
         """Counts of rows, tokens and files."""
@@ -73,18 +91,24 @@ class Store:
     # in and out
 
     def import_(
-        self, paths: str | os.PathLike[str] | Sequence[str], format: str | None = None, **options: Any
+        self,
+        paths: str | os.PathLike[str] | Sequence[str],
+        format: str | None = None,
+        *,
+        progress: bool = True,
+        **options: Any,
     ) -> "Imported":
         """Append files of other formats. The options are those of ``agentrl buffer import``: ``join``, ``on``, ``env``,
         ``split``, ``reward``, ``success``, ``tokenizer``, ``quarantine``, ``dry_run``. ``format`` None finds each
-        file's own. Files that are in the buffer already are left out.
+        file's own. Files that are in the buffer already are left out. ``progress`` shows how far it is.
 
         Raises StoreError for files that cannot be read.
         """
         from agentrl.pipelines.stages.imports import import_files
 
         given = [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else list(map(os.fspath, paths))
-        return import_files(self.buffer, given, format, **options)
+        with _shown("import", progress) as told:
+            return import_files(self.buffer, given, format, progress=told, **options)
 
     def export(
         self, path: str | os.PathLike[str], format: str, *, where: str | None = None, split: str | None = None
@@ -109,9 +133,11 @@ class Store:
         where: str | None = None,
         split: str | None = "train",
         name: str = "curated",
+        progress: bool = True,
     ) -> StageResult:
         """Narrow rows by rules to a selection, which is published as ``name``; its outputs are ``trajectories``,
-        ``funnel`` and ``dropped``. ``rules``: a YAML file, or what it holds. ``split`` None takes rows of any.
+        ``funnel`` and ``dropped``. ``rules``: a YAML file, or what it holds. ``split`` None takes rows of any;
+        ``progress`` shows how far it is.
 
         Raises StoreError if a rule is wrong.
         """
@@ -119,7 +145,7 @@ class Store:
 
         chosen = rules_of(Path(rules)) if isinstance(rules, str | os.PathLike) else checked_rules(rules, "rules")
         config = {"where": where, "split": split, **chosen.model_dump(mode="json", exclude={"seed"})}
-        return self._published(name, config, chosen.seed)
+        return self._published(name, config, chosen.seed, progress)
 
     def select(self, name: str, *, where: str | None = None, split: str | None = "train") -> StageResult:
         """Save rows as a selection with a name, which pipelines and other commands take."""
@@ -131,15 +157,16 @@ class Store:
         """Draw ``n`` training rows into a selection; see ``docs/reference/buffer.md`` for the strategies."""
         return self._published(name, {"split": split, "draw": {"n": n, "strategy": strategy}}, seed)
 
-    def _published(self, name: str, config: dict[str, Any], seed: int = 0) -> StageResult:
+    def _published(self, name: str, config: dict[str, Any], seed: int = 0, progress: bool = False) -> StageResult:
         from agentrl.flows.commands._selections import publish
         from agentrl.flows.options import Rows
 
         def of(version: int) -> StageResult:
-            outcome = publish(Rows(self.path), name, {"version": version, **config}, seed, Path())
+            outcome = publish(Rows(self.path), name, {"version": version, **config}, seed, Path(), told)
             return StageResult(self.catalog, outcome.manifest)
 
-        return self.buffer.newest(of)
+        with _shown(name, progress) as told:
+            return self.buffer.newest(of)
 
     # what runs left
 
@@ -217,6 +244,14 @@ class Store:
         frame.block([("font-weight:600", repr(self))], "")
         frame.add(displays.table(rows, ["of", "count"]))
         return frame.done()
+
+
+def _shown(what: str, progress: bool) -> "AbstractContextManager[Callable[..., None]]":
+    """Shows work that may be long: in a notebook at once, elsewhere as lines if it is."""
+    from agentrl.flows.display import display_for, shown
+    from agentrl.flows.terminal import console
+
+    return shown(what, display_for(console(), quiet=not progress))
 
 
 def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> "pl.DataFrame":

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
     from agentrl.datastore.curation.rules import Rules
     from agentrl.pipelines.run.execute import Outcome
+    from agentrl.pipelines.stage import Progress
     from agentrl.schemas.manifest import InputRecord, Manifest
 
 SELECT = "trajectories.select"
@@ -107,7 +108,9 @@ def _misnamed(name: str, option: str) -> str:
     return ""
 
 
-def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Path) -> "Outcome":
+def publish(
+    rows: Rows, name: str, config: dict[str, Any], seed: int, source: Path, progress: "Progress | None" = None
+) -> "Outcome":
     """Run ``trajectories.select`` as a stage called ``name``, in this process, with a fingerprint, the stage's lock and
     a manifest. If the same selection is published already, it is returned. gc keeps what commands published.
 
@@ -124,6 +127,7 @@ def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Pa
     from agentrl.pipelines.plan.plan import Plan, PlannedStage, Selection, Status
     from agentrl.pipelines.results.gc import BY_COMMAND
     from agentrl.pipelines.run.execute import job_of, perform
+    from agentrl.pipelines.stage import no_progress
     from agentrl.schemas.pipeline import Execution
 
     if problem := _misnamed(name, "--name"):
@@ -143,7 +147,7 @@ def publish(rows: Rows, name: str, config: dict[str, Any], seed: int, source: Pa
     plan = Plan(
         ResolvedPipeline("buffer", source, "", {name: node}, (), str(source)), rows.store, Selection(), {name: step}
     )
-    return perform(job_of(step, plan, BY_COMMAND))
+    return perform(job_of(step, plan, BY_COMMAND), progress or no_progress)
 
 
 def funnel_of(manifest: "Manifest", rows: Rows) -> list[dict[str, Any]]:

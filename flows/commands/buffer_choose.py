@@ -8,7 +8,7 @@ import typer
 from agentrl.flows.commands._common import fail, open_buffer, print_rows
 from agentrl.flows.commands.buffer_read import version
 from agentrl.flows.options import At, Best, DryRun, Embedder, Json, Name, Rows, Seed, Store, Where, command
-from agentrl.flows.terminal import say, say_json
+from agentrl.flows.terminal import console, say, say_json
 from agentrl.schemas.installation import install_hint
 
 if TYPE_CHECKING:
@@ -38,11 +38,13 @@ def search(
 ) -> None:
     """Find the trajectories whose tasks are nearest to a text."""
     from agentrl.datastore.search.embedding import EMBEDDED, default_embedder
+    from agentrl.flows.display import display_for, shown
 
     if method not in ("dense", "lexical", "hybrid"):
         raise fail(f"error: --method {method!r}: allowed are dense, lexical, hybrid")
     options = {"where": where, "method": method, "diverse": diverse, "per_task": per_task}
-    hits = open_buffer(store).search(text, k, embedder=embedder, **options)
+    with shown("search index", display_for(console(stderr=True), quiet=as_json)) as told:
+        hits = open_buffer(store).search(text, k, embedder=embedder, progress=told, **options)
     if not hits.height and not as_json:
         known = (
             "" if (embedder or default_embedder()) != EMBEDDED else "; the buffer's own words are known, and no others"
@@ -68,9 +70,11 @@ def index(
 
     from agentrl.datastore.search.embedding import EMBEDDED
     from agentrl.datastore.search.index import SearchIndex
+    from agentrl.flows.display import display_for, shown
 
     chosen = SearchIndex(open_buffer(store), embedder)
-    state = asdict(chosen.refresh(rebuild))
+    with shown("search index", display_for(console(stderr=True), quiet=as_json)) as told:
+        state = asdict(chosen.refresh(rebuild, told))
     del state["parts"]  # names of files
     print_rows([state], as_json)
     if as_json:

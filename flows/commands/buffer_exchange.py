@@ -8,7 +8,7 @@ import typer
 
 from agentrl.flows.commands._common import fail, open_buffer, print_rows
 from agentrl.flows.options import AnyFormat, DryRun, Format, Json, Location, Replace, Rows, SplitOfAll, Store, command
-from agentrl.flows.terminal import say, say_json
+from agentrl.flows.terminal import console, say, say_json
 
 if TYPE_CHECKING:
     from agentrl.datastore.formats.imports import Imported
@@ -46,26 +46,29 @@ def import_(
 ) -> None:
     """Append files of other formats. Files that are in the buffer already are left out. Keys that are not carried are
     printed."""
+    from agentrl.flows.display import display_for, shown
     from agentrl.pipelines.file.library import search_in
     from agentrl.pipelines.stages.imports import import_files
 
     search_in([Path.cwd()])  # a format of the user's own
     labels = {"env": env, "split": split, "policy": policy, "task_prefix": task_prefix, "reward": reward}
-    result = import_files(
-        open_buffer(store),
-        paths,
-        format,
-        stage=stage,
-        tokenizer=tokenizer,
-        quarantine=quarantine,
-        prompts=prompts,
-        max_record_mb=max_record_mb,
-        dry_run=dry_run,
-        **labels,
-        success=success,
-        join=join,
-        on=on,
-    )
+    with shown("import", display_for(console(stderr=True), quiet=as_json)) as told:
+        result = import_files(
+            open_buffer(store),
+            paths,
+            format,
+            progress=told,
+            stage=stage,
+            tokenizer=tokenizer,
+            quarantine=quarantine,
+            prompts=prompts,
+            max_record_mb=max_record_mb,
+            dry_run=dry_run,
+            **labels,
+            success=success,
+            join=join,
+            on=on,
+        )
     if as_json:
         say_json(result.as_dict())
     else:

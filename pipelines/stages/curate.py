@@ -113,6 +113,7 @@ def curate(
             embedder=config.embedder,
             scores=scores_of(scores, config.scorer),
             on_dropped=lambda rule, ids: add(dropped_rows(context.buffer, rule, ids)),
+            progress=context.progress,
         )
     funnel += result.funnel
     context.metrics.update(before=len(given), after=len(result.ids), other_splits=len(given) - len(kept))

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pydantic import Field, PlainValidator, field_validator
 
 from agentrl.pipelines.handles import Table, Trajectories
-from agentrl.pipelines.stage import Context, External, StageConfig, stage
+from agentrl.pipelines.stage import Context, External, Progress, StageConfig, no_progress, stage
 from agentrl.schemas.annotations import ADDED
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def import_files(
     prompts: bool = False,
     max_record_mb: float = 64,
     dry_run: bool = False,
+    progress: Progress = no_progress,
     **labels: str | None,
 ) -> "Imported":
     """Append the rows of files and folders outside of a pipeline; ``labels`` are those of ``Labels``. Raises StoreError
@@ -140,6 +141,7 @@ def import_files(
         dry_run=dry_run,
         check_tokens=check,
         max_record=int(max_record_mb * 2**20),
+        progress=lambda files, of, rows: progress(files, of, rows=rows),
     )
 
 

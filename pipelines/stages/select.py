@@ -129,6 +129,7 @@ def select(
                 version=config.version,
                 scores=rewards,
                 on_dropped=lambda rule, ids: add(dropped_rows(context.buffer, rule, ids)),
+                progress=context.progress,
             )
             ids, weights, funnel = result.ids, None, [*funnel, *result.funnel]
     if config.rules and config.draw:

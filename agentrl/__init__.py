@@ -7,15 +7,10 @@ time. Names are loaded when they are first used, so ``import agentrl`` costs not
 
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-try:
-    __version__ = version("agentrl-engine")
-except PackageNotFoundError:  # a checkout that is not installed
-    __version__ = "0+unknown"
-
 if TYPE_CHECKING:
+    __version__: str
     from agentrl.datastore.curation.rules import OwnRule as OwnRule
     from agentrl.datastore.errors import StoreError as StoreError
     from agentrl.datastore.formats.own import OwnFormat as OwnFormat
@@ -91,9 +86,21 @@ __all__ = ["__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _HOME:
         raise AttributeError(f"module 'agentrl' has no public name {name!r}; it has {', '.join(sorted(_HOME))}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def _version() -> str:
+    """That of the installed distribution. Its package takes longer to import than all else here."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("agentrl-engine")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentrl.flows.api.view import View
     from agentrl.pipelines.replay import Replayed
     from agentrl.pipelines.results.compare import Comparison
+    from agentrl.pipelines.results.lineage import Lineage
     from agentrl.schemas.trajectory import Trajectory
 
 
@@ -194,6 +195,33 @@ class Store:
 
         return compare(self.catalog, names, greedy=greedy)
 
+    def diff(self, run_a: str, run_b: str) -> dict[str, dict[str, Any]]:
+        """What differs between two runs, by stage: config, code, inputs, metrics, row counts. Raises LookupError if one
+        is unknown."""
+        from agentrl.pipelines.run.runs import diff_runs, find_run
+
+        return diff_runs(self.catalog, find_run(self.catalog, run_a), find_run(self.catalog, run_b))
+
+    def lineage(self, name: str) -> "Lineage":
+        """What an artifact was made from. Raises LookupError if it is unknown."""
+        from agentrl.pipelines.results.lineage import find_artifact, lineage
+
+        manifest = find_artifact(self.catalog, name)
+        return lineage(self.catalog, manifest.ingredients.stage, manifest.fingerprint)
+
+    def tag(self, artifact: str, name: str) -> StageResult:
+        """Give an artifact a name; gc never frees an artifact that has one. Raises LookupError if there is no such
+        artifact, ValueError if the name cannot be one."""
+        from agentrl.pipelines.results.lineage import tag
+
+        return StageResult(self.catalog, tag(self.catalog, artifact, name))
+
+    def gc(self, *, keep_runs: int, dry_run: bool = True) -> dict[str, Any]:
+        """Remove artifacts that no tag, and none of the newest runs, needs; a dry run lists them."""
+        from agentrl.pipelines.results.gc import collect, find_garbage
+
+        return (find_garbage if dry_run else collect)(self.catalog, keep_runs).to_json()
+
     def doctor(self, run_id: str = "last", *, recompute: bool = False) -> "pl.DataFrame":
         """What is wrong with a run's rollouts and training: stage, name, evidence, threshold, remedy."""
         from agentrl.pipelines.diagnose import diagnose
@@ -210,6 +238,21 @@ class Store:
         return replay(self.catalog, self.stage(stage).manifest, step, settings)
 
     # upkeep
+
+    def changes(self, old: "int | datetime", new: "int | datetime | None" = None) -> "pl.DataFrame":
+        """Rows that were added and removed between two versions of the table, by stage; ``new`` None is the newest."""
+        return self.buffer.diff(old, new)
+
+    def quarantined(self) -> "pl.DataFrame":
+        """Rows that appends set aside, with what is wrong with them."""
+        return self.buffer.quarantined()
+
+    def forget(self, fingerprint: str, *, dry_run: bool = False) -> int:
+        """Remove the rows of an import, or of one of its files, by the beginning of its fingerprint; how many they are.
+        Raises StoreError if no import has it."""
+        from agentrl.datastore.upkeep import forget
+
+        return forget(self.buffer, fingerprint, dry_run=dry_run).rows
 
     def check(self) -> "pl.DataFrame":
         """What is wrong with the table: kind, what, and the next step; no rows if nothing is."""

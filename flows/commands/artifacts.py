@@ -108,22 +108,15 @@ def tag(
     as_json: Json = False,
 ) -> None:
     """Give an artifact a name. gc never frees an artifact that has one."""
-    from pydantic import TypeAdapter, ValidationError
+    from agentrl.pipelines.results import lineage as lineages
 
-    from agentrl.pipelines.results.lineage import find_artifact
-    from agentrl.schemas.pipeline import Name
-
-    try:
-        TypeAdapter(Name).validate_python(name)
-    except ValidationError:
-        raise fail(
-            f"error: {name!r} cannot name a tag: write up to 80 letters, digits, _ and -, a letter first"
-        ) from None
     catalog = open_catalog(store)
-    with looked_up():
-        manifest = find_artifact(catalog, artifact)
+    try:
+        with looked_up():
+            manifest = lineages.tag(catalog, artifact, name)
+    except ValueError as error:
+        raise fail(f"error: {error}") from None
     stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
-    catalog.tag(name, stage, fingerprint)
     if as_json:
         say_json({"tag": name, "stage": stage, "fingerprint": fingerprint})
     else:

@@ -148,3 +148,20 @@ def mermaid(root: Lineage) -> str:
         f"  {nodes[below.key]} -->|{label}| {nodes[node.key]}" for node in root.walk() for label, below in node.inputs
     )
     return "\n".join(["flowchart LR", *boxes, *edges])
+
+
+def tag(catalog: Catalog, artifact: str, name: str) -> Manifest:
+    """Give an artifact a name, which keeps it from gc. Raises ValueError if the name cannot be one, LookupError if
+    there is no such artifact."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from agentrl.schemas.pipeline import Name
+
+    try:
+        TypeAdapter(Name).validate_python(name)
+    except ValidationError:
+        said = f"{name!r} cannot name a tag: write up to 80 letters, digits, _ and -, a letter first"
+        raise ValueError(said) from None
+    manifest = find_artifact(catalog, artifact)
+    catalog.tag(name, manifest.ingredients.stage, manifest.fingerprint)
+    return manifest

@@ -34,7 +34,8 @@ def test_public_names_are_few_and_exist() -> None:
 
 
 def test_an_import_costs_nothing() -> None:
-    code = "import sys, agentrl; print(sorted({'torch', 'polars', 'pydantic', 'pyarrow'} & set(sys.modules)))"
+    heavy = "{'torch', 'polars', 'pydantic', 'pyarrow', 'numpy', 'typer', 'rich', 'importlib.metadata'}"
+    code = f"import sys; before = set(sys.modules); import agentrl; print(sorted({heavy} & set(sys.modules) - before))"
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "[]\n"
 
 
@@ -66,6 +67,15 @@ def test_a_pipeline_is_planned_run_and_read(project: Project, text: str) -> None
     assert (again.id, again.state, again.stage("b").fingerprint) == ("", "up to date", run.stage("b").fingerprint)
     assert run.id in store.runs()["run_id"].to_list()
     assert store.run(run.id).stage("b").summary == store.stage("b").summary == {"total": 10.0}
+    first = store.runs()["run_id"].to_list()[-1]
+    assert store.diff(first, run.id)["b"]
+    assert store.lineage("b").to_json()["stage"] == "b"
+    assert {one["stage"] for one in store.gc(keep_runs=0)["artifacts"]} == {"a", "b"}
+    assert store.tag("b", "good").fingerprint == store.stage("good").fingerprint == run.stage("b").fingerprint
+    with pytest.raises(ValueError, match="'no name' cannot name a tag"):
+        store.tag("b", "no name")
+    assert store.gc(keep_runs=0)["artifacts"] == []
+    assert store.stage("a").fingerprint == run.stage("a").fingerprint, "a dry run removes nothing"
     for shown in (run, again, run.stage("b")):
         assert shown._repr_html_().startswith("<div")
 
@@ -190,5 +200,11 @@ def test_files_are_imported_and_joined(tmp_path: Path) -> None:
     assert found == [("0", 1.0, True, "talk"), ("1", None, None, "talk"), ("2", 0.0, False, "talk")]
     written = store.export(tmp_path / "out.jsonl", "openai-chat", where="success")
     assert written["rows"] == 1
+    assert store.changes(0).select("stage", "added", "removed").rows() == [("import", 3, 0)]
+    assert store.quarantined().is_empty()
+    assert len(store.experience("0??", embedder="embedded")) == 1, "the success; the task itself has another prompt"
+    assert store.index("embedded").select("texts", "stale", "cut").rows() == [(3, 0, 0)]
+    assert store.search("2?", 1, embedder="embedded", method="lexical")["prompt"].to_list() == ["2?"]
+    assert store.forget(done.fingerprint, dry_run=True) == 3
     with pytest.raises(TypeError, match="unexpected keyword argument 'rewrad'"):
         store.import_(tmp_path / "chats.jsonl", rewrad="x")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.flows.display import Metrics, metrics_text, seconds
-from agentrl.schemas.notebook import Frame, escaped
+from agentrl.pipelines.displays import Frame, escaped
 
 EVERY_S = 0.2
 """Seconds between two updates, at least; the last state is always shown."""

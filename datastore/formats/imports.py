@@ -133,8 +133,7 @@ def import_paths(
 
     options: dict[str, Any] = {"prompts": prompts, "check_tokens": check_tokens, "max_record": max_record}
     with reading(paths, format, stage=stage, labels=labels, on_error=on_error, **options) as reading_files:
-        reading_files.result.dry_run = dry_run
-        reading_files.progress = progress
+        reading_files.result.dry_run, reading_files.progress = dry_run, progress
         if dry_run:
             reading_files.leave_out(_fingerprints(buffer, stage))
             reading_files.check()

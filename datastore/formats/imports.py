@@ -90,8 +90,7 @@ class _Owner:
     """The rows of one file: how many there are, and their ids by those of the source."""
 
     def __init__(self, file: _File, stage: str) -> None:
-        self.file, self.stage = file, stage
-        self.rows = 0
+        self.file, self.stage, self.rows = file, stage, 0
         self.ids: dict[str, str] = {}
 
     def add(self, name: str) -> str:
@@ -183,11 +182,10 @@ class Reading:
         max_record: int,
     ) -> None:
         self.stage, self.labels, self.notes, self.check_tokens = stage, labels, notes, check_tokens
-        self.result = Imported()
+        self.result, self.how = Imported(), labels.ingredients()
         self.progress: Callable[[int, int, int], None] | None = None
-        self.how = labels.ingredients()
-        beside = SideFile(labels.join, labels.on or "source_id", notes) if labels.join else None
-        self.labelling = Labelling(labels, notes, beside)
+        joined = SideFile(labels.join, labels.on or "source_id", notes) if labels.join else None
+        self.labelling = Labelling(labels, notes, joined)
         self.files: list[_File] = []
         for path, name, alone in paths:
             source = Source(path, notes, name)

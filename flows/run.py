@@ -20,11 +20,12 @@ from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.storage.object_store import LocalPlace
-from agentrl.flows.display import Display, display_for
+from agentrl.flows.display import Display
 from agentrl.flows.gpus import shortage
 from agentrl.flows.order import run_here
 from agentrl.flows.server import PrefectServerError, serving, users_server
 from agentrl.flows.session import RunSession
+from agentrl.flows.showing import display_for
 from agentrl.flows.terminal import console
 from agentrl.pipelines.file.fields import dotted
 from agentrl.pipelines.file.machines import gpus_here

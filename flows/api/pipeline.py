@@ -82,8 +82,8 @@ class Pipeline:
         Raises SpecError as :meth:`plan` does, CannotRunError if stages are blocked or something that they need is
         missing, and StageError if a stage fails; what was done stays done.
         """
-        from agentrl.flows.display import display_for
         from agentrl.flows.run import carried_out
+        from agentrl.flows.showing import display_for
         from agentrl.flows.terminal import console
 
         plan = self.plan(only=only, first=first, until=until, force=force)

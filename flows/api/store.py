@@ -291,7 +291,7 @@ class Store:
 
 def _shown(what: str, progress: bool) -> "AbstractContextManager[Callable[..., None]]":
     """Shows work that may be long: in a notebook at once, elsewhere as lines if it is."""
-    from agentrl.flows.display import display_for, shown
+    from agentrl.flows.showing import display_for, shown
     from agentrl.flows.terminal import console
 
     return shown(what, display_for(console(), quiet=not progress))

@@ -38,7 +38,7 @@ def search(
 ) -> None:
     """Find the trajectories whose tasks are nearest to a text."""
     from agentrl.datastore.search.embedding import EMBEDDED, default_embedder
-    from agentrl.flows.display import display_for, shown
+    from agentrl.flows.showing import display_for, shown
 
     if method not in ("dense", "lexical", "hybrid"):
         raise fail(f"error: --method {method!r}: allowed are dense, lexical, hybrid")
@@ -70,7 +70,7 @@ def index(
 
     from agentrl.datastore.search.embedding import EMBEDDED
     from agentrl.datastore.search.index import SearchIndex
-    from agentrl.flows.display import display_for, shown
+    from agentrl.flows.showing import display_for, shown
 
     chosen = SearchIndex(open_buffer(store), embedder)
     with shown("search index", display_for(console(stderr=True), quiet=as_json)) as told:

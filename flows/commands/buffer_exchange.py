@@ -46,7 +46,7 @@ def import_(
 ) -> None:
     """Append files of other formats. Files that are in the buffer already are left out. Keys that are not carried are
     printed."""
-    from agentrl.flows.display import display_for, shown
+    from agentrl.flows.showing import display_for, shown
     from agentrl.pipelines.file.library import search_in
     from agentrl.pipelines.stages.imports import import_files
 

@@ -13,8 +13,8 @@ from toy_project import Project
 from agentrl.datastore import Catalog, StoreError
 from agentrl.datastore.storage import lease
 from agentrl.datastore.storage.object_store import LocalPlace
-from agentrl.flows.display import display_for
 from agentrl.flows.session import RunSession
+from agentrl.flows.showing import display_for
 from agentrl.pipelines.results.gc import BY_COMMAND, collect, find_garbage
 from agentrl.schemas.manifest import InputRecord, Manifest
 

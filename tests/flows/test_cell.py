@@ -12,7 +12,7 @@ from nbclient import NotebookClient
 from toy_project import Project
 
 import agentrl
-from agentrl.flows import cell, display
+from agentrl.flows import cell, display, showing
 
 CHAT = {"messages": [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "2"}]}
 
@@ -81,10 +81,10 @@ def test_many_stages_from_many_threads_stay_one_small_output(recorded: Recorded)
 
 
 def test_what_is_done_at_once_shows_nothing(recorded: Recorded) -> None:
-    with display.shown("search index", cell.Cell()):
+    with showing.shown("search index", cell.Cell()):
         pass
     assert recorded.shown == []
-    with pytest.raises(ValueError), display.shown("import", cell.Cell()) as told:  # noqa: PT012
+    with pytest.raises(ValueError), showing.shown("import", cell.Cell()) as told:  # noqa: PT012
         told(1, 3, rows=7)
         raise ValueError("bad file\nmore")
     assert repr(recorded.shown[-1]) == "✗ import  stopped: bad file"
@@ -92,15 +92,15 @@ def test_what_is_done_at_once_shows_nothing(recorded: Recorded) -> None:
 
 def test_lines_of_work_that_is_no_run_come_if_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    with display.shown("import", display.Lines(said.append)) as told:
+    with showing.shown("import", display.Lines(said.append)) as told:
         told(1, 3, rows=7)
     assert said == []
     monkeypatch.setattr(display, "LINE_EVERY_S", 0.0)
-    with display.shown("import", display.Lines(said.append)) as told:
+    with showing.shown("import", display.Lines(said.append)) as told:
         told(1, 3, rows=7)
     assert said[0] == "import: 1/3  rows 7"
     assert said[1].startswith("import: done in ")
-    assert not display.in_notebook()
+    assert not showing.in_notebook()
 
 
 @pytest.fixture

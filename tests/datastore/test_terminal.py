@@ -18,8 +18,9 @@ from store_rows import build
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.flows import cli
 from agentrl.flows.commands import _render
-from agentrl.flows.display import Live, display_for
+from agentrl.flows.display import Live
 from agentrl.flows.show import print_diff, print_run, print_runs
+from agentrl.flows.showing import display_for
 from agentrl.flows.terminal import SafeConsole, console, say
 from agentrl.pipelines.handles import Table, Trajectories
 from agentrl.pipelines.printable import markdown, markdown_code, printable

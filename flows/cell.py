@@ -118,8 +118,8 @@ class Cell:
         if self._stages and self._work:
             frame.add(_bar(self._ended, self._stages, f"{self._ended}/{self._stages} stages"))
         for name, work in self._work.items():
-            texts.append(said := _said(name, work))
-            frame.add(_bar(work.done, work.total, said))
+            texts.append(text := _said(name, work))
+            frame.add(_bar(work.done, work.total, text))
         return _Shown(frame.done(), "\n".join(texts))
 
 

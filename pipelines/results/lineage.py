@@ -160,8 +160,8 @@ def tag(catalog: Catalog, artifact: str, name: str) -> Manifest:
     try:
         TypeAdapter(Name).validate_python(name)
     except ValidationError:
-        said = f"{name!r} cannot name a tag: write up to 80 letters, digits, _ and -, a letter first"
-        raise ValueError(said) from None
+        message = f"{name!r} cannot name a tag: write up to 80 letters, digits, _ and -, a letter first"
+        raise ValueError(message) from None
     manifest = find_artifact(catalog, artifact)
     catalog.tag(name, manifest.ingredients.stage, manifest.fingerprint)
     return manifest

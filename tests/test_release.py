@@ -41,7 +41,7 @@ def test_links_of_the_package_page_lead_to_files_of_this_version() -> None:
             kind, version, path = target.removeprefix(base).partition("#")[0].split("/", 2)
             assert version == f"v{PROJECT['version']}"
             assert (ROOT / path).exists(), target
-            assert (kind == "raw") == path.endswith(".png")
+            assert (kind == "raw") == path.endswith((".png", ".svg"))
 
 
 def test_the_changelog_has_this_version() -> None:

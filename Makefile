@@ -7,9 +7,10 @@ VLLM_VENV ?= .venv-vllm
 ADAPTERS_VENV ?= .venv-adapters
 VIEWERS ?= .venv-viewers
 EXTRAS_VENV ?= .venv-extras
+AGENTS ?= build/agents
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer clean
+.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -45,6 +46,10 @@ test-adapters: $(VENV)/.dev $(ADAPTERS_VENV)/.ready
 	  OPENENV_PYTHON=$(abspath $(ADAPTERS_VENV))/openenv/bin/python \
 	  INSPECT_PYTHON=$(abspath $(ADAPTERS_VENV))/inspect/bin/python $(BIN)/pytest -m adapters --durations=0 \
 	  tests/agentrl/test_adapters.py tests/datastore/test_formats_consumers.py
+
+# Claude Code and Codex themselves, at pinned versions, in front of the recorder. AGENTS is where they are installed
+test-harness: $(VENV)/.dev $(AGENTS)/.ready
+	OMP_NUM_THREADS=1 AGENTS=$(abspath $(AGENTS)) $(BIN)/pytest -m harness --durations=0 tests/agentrl/test_harness_clients.py
 
 # the viewer in Debian's chromium; screenshots are in build/viewer
 test-viewer: $(VENV)/.viewer chromium
@@ -163,6 +168,14 @@ $(VIEWERS)/.ready:
 	@echo "Installing inspect-ai, arize-phoenix and trackio into $(VIEWERS) (once, about 2 GB) ..."
 	@for one in inspect-ai==0.3.285 arize-phoenix==20.26.1 trackio==0.43.0; do \
 	  home=$(VIEWERS)/$${one%%[-=]*}; $(PYTHON) -m venv $$home && $$home/bin/python -m pip install -q $$one || exit 1; done
+	@touch $@
+
+$(AGENTS)/.ready: Makefile
+	@command -v npm >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq npm; } || \
+	  { echo "Coding agents come from npm. Install it: sudo apt-get install npm"; exit 1; }
+	@echo "Installing Claude Code and Codex into $(AGENTS) (once, about 640 MB) ..."
+	@mkdir -p $(AGENTS) && npm install --silent --ignore-scripts --no-audit --no-fund --prefix $(AGENTS) \
+	  @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
 	@touch $@
 
 $(VLLM_VENV)/.ready: pyproject.toml

@@ -137,6 +137,9 @@ class _Desk:
         reply.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return reply
 
+    async def count(self, place: "AgentEpisode", asked: TurnRequest) -> int:
+        raise ApiError(404, "tokens are not counted here")
+
     def received(self, reply: Reply) -> None:
         """What the policy said counts, whoever has received it."""
 
@@ -182,6 +185,7 @@ class AgentEpisode:
         turn: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         if self._over:
             raise ApiError(400, "the episode is over", "episode_over")
+        reply.encoded(0)  # it is the runner that counts tokens
         self._requests.put_nowait((reply, asked, turn))
         message = await turn
         if message.content:

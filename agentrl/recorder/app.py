@@ -1,9 +1,11 @@
-"""The HTTP side: routes of both protocols, keys, limits, and clients that leave. It needs starlette."""
+"""The HTTP side: routes of all protocols, keys, limits, and clients that leave. It needs starlette."""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,14 +16,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from agentrl.recorder import chat, responses
-from agentrl.recorder.wire import Answerer, ApiError, Reply, TurnRequest, read
+from agentrl.recorder import chat, messages, responses
+from agentrl.recorder.wire import Answerer, ApiError, Reply, TurnRequest, caller_of, read
 from agentrl.schemas.json_text import shown
 
 LARGEST_BODY = 32 * 2**20
 """Bytes of a request."""
 BODY_S = 120.0
 """Seconds in which the body of a request arrives."""
+
+PING_S = 5.0
+"""Seconds after which a stream that has nothing to tell says that it is alive."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EPISODE_HEADER = "x-agentrl-episode"
@@ -32,38 +37,64 @@ Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 
 
 def application(backend: Answerer, more: Sequence[BaseRoute] = (), local: bool = True) -> Starlette:
-    """Both protocols in front of ``backend``. ``local`` says that only this machine reaches it: then requests that name
+    """All protocols in front of ``backend``. ``local`` says that only this machine reaches it: then requests that name
     another host, as pages of a browser could make it send, are refused."""
 
     async def models(request: HttpRequest) -> Response:
         backend.place_of(key_of(request), request.path_params.get("episode"))
-        listed = {"id": backend.model, "object": "model", "created": 0, "owned_by": "agentrl"}
-        return JSONResponse({"object": "list", "data": [listed]})
+        if "anthropic-version" in request.headers:
+            model = {"type": "model", "id": backend.model, "display_name": backend.model}
+            model["created_at"] = "1970-01-01T00:00:00Z"
+            ends = {"has_more": False, "first_id": backend.model, "last_id": backend.model}
+            return JSONResponse({"data": [model], **ends})
+        one = {"id": backend.model, "object": "model", "created": 0, "owned_by": "agentrl"}
+        return JSONResponse({"object": "list", "data": [one]})
 
-    def turns(protocol: ModuleType, kind: Any) -> Endpoint:
+    def turns(protocol: ModuleType) -> Endpoint:
         async def answer(request: HttpRequest) -> Response:
-            episode = backend.place_of(key_of(request), episode_of(request))
-            body = await body_of(request)
-            asked = read(kind, body).asked()
+            place, asked = await _asked(backend, protocol, request)
             again = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-            reply = await backend.ask(episode, asked, hashlib.sha256(body).hexdigest(), again)
+            reply = await backend.ask(place, asked, _digest(asked), again)
             return _Answer(backend, protocol, asked, reply)
 
-        return answer
+        return guarded(answer, local, protocol)
 
-    by_chat, by_responses = turns(chat, chat.ChatRequest), turns(responses, responses.ResponsesRequest)
+    async def counted(request: HttpRequest) -> Response:
+        place, asked = await _asked(backend, messages, request)
+        return JSONResponse({"input_tokens": await backend.count(place, asked)})
+
+    async def there(request: HttpRequest) -> Response:
+        return Response()
+
+    by_chat, by_responses, by_messages = turns(chat), turns(responses), turns(messages)
     routes: list[BaseRoute] = []
-    for prefix in ("/v1", "/episodes/{episode}/v1"):
+    for base in ("", "/episodes/{episode}"):
         routes += [
-            Route(f"{prefix}/models", guarded(models, local)),
-            Route(f"{prefix}/chat/completions", guarded(by_chat, local), methods=["POST"]),
-            Route(f"{prefix}/responses", guarded(by_responses, local), methods=["POST"]),
+            Route(base or "/", there, methods=["HEAD"]),
+            Route(f"{base}/v1/models", guarded(models, local)),
+            Route(f"{base}/v1/chat/completions", by_chat, methods=["POST"]),
+            Route(f"{base}/v1/responses", by_responses, methods=["POST"]),
+            Route(f"{base}/v1/messages", by_messages, methods=["POST"]),
+            Route(f"{base}/v1/messages/count_tokens", guarded(counted, local, messages), methods=["POST"]),
         ]
     return Starlette(routes=[*routes, *more], exception_handlers={404: _not_found, 405: _not_found})
 
 
-def guarded(endpoint: Endpoint, local: bool) -> Endpoint:
-    """The endpoint, with errors in the form of the API."""
+async def _asked(backend: Answerer, protocol: ModuleType, request: HttpRequest) -> tuple[Any, TurnRequest]:
+    """Whose turn a request asks for, and what it asks."""
+    place = backend.place_of(key_of(request), episode_of(request))
+    asked = read(protocol.REQUEST, await body_of(request)).asked()
+    return place, replace(asked, caller=caller_of(request.headers))
+
+
+def _digest(asked: TurnRequest) -> str:
+    """A digest of a request, the same whether its answer is to be streamed or whole. ``echo`` may have ids that are new
+    each time."""
+    return hashlib.sha256(repr(replace(asked, stream=False, usage_in_stream=False, echo={})).encode()).hexdigest()
+
+
+def guarded(endpoint: Endpoint, local: bool, protocol: ModuleType = chat) -> Endpoint:
+    """The endpoint, with errors in the form of the protocol."""
 
     async def answer(request: HttpRequest) -> Response:
         try:
@@ -77,8 +108,9 @@ def guarded(endpoint: Endpoint, local: bool) -> Endpoint:
             return Response(status_code=400)
         except Exception as error:
             failure = _told(error)
+            status, body = protocol.refusal(failure)
             late = {"connection": "close"} if failure.status == 408 else None  # the rest may come at any time
-            return JSONResponse(failure.body(), failure.status, late)
+            return JSONResponse(body, status, late)
 
     return answer
 
@@ -102,9 +134,9 @@ def _told(error: Exception) -> ApiError:
 
 
 def key_of(request: HttpRequest) -> str | None:
-    """The key that the client gives."""
+    """The key that the client gives, as OpenAI's clients do or as Anthropic's do."""
     given = request.headers.get("authorization", "")
-    return given[7:].strip() if given[:7].lower() == "bearer " else None
+    return given[7:].strip() if given[:7].lower() == "bearer " else request.headers.get("x-api-key")
 
 
 def episode_of(request: HttpRequest) -> str | None:
@@ -130,10 +162,9 @@ async def body_of(request: HttpRequest) -> bytes:
 
 async def _not_found(request: HttpRequest, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    message = (
-        f"there is no {request.method} {request.url.path}; there are /v1/chat/completions, /v1/responses, /v1/models"
-    )
-    return JSONResponse(ApiError(status, message).body(), status)
+    routes = "/v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/models"
+    message = f"there is no {request.method} {request.url.path}; there are {routes}"
+    return JSONResponse(chat.refusal(ApiError(status, message))[1], status)
 
 
 class _Answer(Response):
@@ -163,14 +194,15 @@ class _Answer(Response):
         self.is_gone = True
 
     async def _sent(self, scope: Scope, send: Send) -> None:
-        if self.asked.stream:
-            await self._streamed(send)
-            return
         try:
-            answer = self.protocol.whole(self.asked, await _result(self.reply))
+            if self.asked.stream:
+                await _unless_closed(self.reply, self.reply.begun())
+                await self._streamed(send)
+                return
+            answer = self.protocol.whole(self.asked, await _unless_closed(self.reply, self.reply.answered()))
         except Exception as error:
-            failure = _told(error)
-            await JSONResponse(failure.body(), failure.status, self._about())(scope, _nothing, send)
+            status, body = self.protocol.refusal(_told(error))
+            await JSONResponse(body, status, self._about())(scope, _nothing, send)
             return
         whole = JSONResponse(answer, headers=self._about())
         await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
@@ -182,7 +214,7 @@ class _Answer(Response):
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         try:
-            async for event in _events(self.protocol, self.asked, self.reply):
+            async for event in _alive(self.protocol.events(self.asked, self.reply), self.reply, self.protocol.PING):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except Exception as error:
             failed = self.protocol.failed(_told(error))
@@ -203,24 +235,34 @@ class _Answer(Response):
         return {EPISODE_HEADER: self.reply.name.rpartition("-")[0]}
 
 
-async def _result(reply: Reply) -> Any:
-    """The turn. Raises ApiError if there is none."""
+async def _unless_closed(reply: Reply, work: Awaitable[Any]) -> Any:
+    """What ``work`` at a reply returns. Raises ApiError if its episode was closed before it was done."""
     try:
-        return await reply.answered()
+        return await work
     except asyncio.CancelledError:
         if reply.task is not None and reply.task.cancelled():
             raise ApiError(409, "the episode was closed before this turn was done", "episode_closed") from None
         raise
 
 
-async def _events(protocol: ModuleType, asked: TurnRequest, reply: Reply) -> AsyncIterator[bytes]:
+async def _alive(events: AsyncIterator[bytes], reply: Reply, ping: bytes) -> AsyncIterator[bytes]:
+    """Events of a stream, and a ping whenever there is none for a while."""
+    following = asyncio.ensure_future(anext(events))
     try:
-        async for event in protocol.events(asked, reply):
+        while True:
+            if not (await asyncio.wait({following}, timeout=PING_S))[0]:
+                yield ping
+                continue
+            try:
+                event = await _unless_closed(reply, following)
+            except StopAsyncIteration:
+                return
             yield event
-    except asyncio.CancelledError:
-        if reply.task is not None and reply.task.cancelled():
-            raise ApiError(409, "the episode was closed before this turn was done", "episode_closed") from None
-        raise
+            following = asyncio.ensure_future(anext(events))
+    finally:
+        following.cancel()
+        with contextlib.suppress(BaseException):
+            await following
 
 
 async def _nothing() -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl.recorder.wire import MOST, Answered, ApiError, ApiRequest, Reply, TurnRequest
+from agentrl.recorder.wire import COMMENT, MOST, Answered, ApiError, OpenAIRequest, Reply, TurnRequest, openai_refusal
 from agentrl.schemas.json_text import is_json
 from agentrl.schemas.trajectory import Message, Role, ToolCall
 
@@ -100,13 +100,16 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class TextFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class AnswerFormat(BaseModel):
+    """Tokens are sampled as the policy says them, so that a format is not enforced; an answer that is no JSON though
+    the client asks for some is counted. So a schema is not read."""
 
-    type: Literal["text"]
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["text", "json_object", "json_schema"]
 
 
-class ChatRequest(ApiRequest):
+class ChatRequest(OpenAIRequest):
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[ChatTool] | None = None
     top_k: int | None = Field(None, ge=0, le=MOST)
@@ -116,7 +119,7 @@ class ChatRequest(ApiRequest):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: Literal[1] | None = None
     stream_options: StreamOptions | None = None
-    response_format: TextFormat | None = None
+    response_format: AnswerFormat | None = None
     logprobs: Literal[False] | None = None
     presence_penalty: Literal[0] | None = None
     frequency_penalty: Literal[0] | None = None
@@ -136,6 +139,8 @@ class ChatRequest(ApiRequest):
             stop=tuple(filter(None, stop)),
             stream=bool(self.stream),
             usage_in_stream=bool(self.stream_options and self.stream_options.include_usage),
+            wants_json=self.response_format is not None and self.response_format.type != "text",
+            ignored=self.ignored(),
         )
 
 
@@ -229,6 +234,9 @@ def _event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False).encode() + b"\n\n"
 
 
+REQUEST, PING, refusal = ChatRequest, COMMENT, openai_refusal
+
+
 def failed(error: ApiError) -> bytes:
     """The event of an error in the middle of a stream."""
-    return _event(error.body())
+    return _event(refusal(error)[1])

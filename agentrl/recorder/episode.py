@@ -14,10 +14,20 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from agentrl.engines.base import Session, Turn
-from agentrl.recorder.tree import SampledTurn, Tree, lines, received
+from agentrl.recorder.lines import Line, lines
+from agentrl.recorder.tree import SampledTurn, Tree, received
 from agentrl.recorder.wire import MOST
 from agentrl.schemas.json_text import shown, writer
-from agentrl.schemas.trajectory import Message, RewardComponent, Role, Span, Termination, Trajectory, trajectory_id
+from agentrl.schemas.trajectory import (
+    NOT_TRAINED,
+    Message,
+    RewardComponent,
+    Role,
+    Span,
+    Termination,
+    Trajectory,
+    trajectory_id,
+)
 
 STAGE = "recorded"
 """``stage`` and ``source`` of recorded rows, and the beginning of their ids."""
@@ -209,20 +219,16 @@ class RecordedEpisode:
         """A row for each line of the tree, each sampled token in exactly one of them."""
         counts = Counter(self.counts)
         counts["undelivered"] = len(self.tree.turns) - len(received(self.tree.turns))
+        every = list(lines(self.tree.turns))
+        begins = next((line.turns[0] for line in every if line.agent == "main"), None)
+        task_id = self.about.task_id or (f"{self.about.env}-{begins.beginning[:12]}" if begins else self.about.env)
         rows: list[Trajectory] = []
-        for line in lines(self.tree.turns):
-            rows.append(self._row(line.turns, line.shared, line.agent, rows, line.parent, counts))
+        for line in every:
+            rows.append(self._row(line, rows, task_id, counts))
         return rows
 
-    def _row(
-        self,
-        turns: list[SampledTurn],
-        shared: int,
-        agent: str,
-        earlier: list[Trajectory],
-        parent: int | None,
-        counts: Counter[str],
-    ) -> Trajectory:
+    def _row(self, line: Line, earlier: list[Trajectory], task_id: str, counts: Counter[str]) -> Trajectory:
+        turns, shared = line.turns, line.shared
         session, messages, fork_at = Session(), list[Message](), 0
         for number, turn in enumerate(turns):
             start = len(session.ids)
@@ -234,15 +240,14 @@ class RecordedEpisode:
                 session.observe(turn.turn.ids)
                 fork_at = len(session.ids)
             else:
-                session.act(turn.turn)
-            messages.append(turn.message.model_copy(update={"token_start": end, "token_end": len(session.ids)}))
-        first, last, outcome = turns[0], turns[-1], self.outcome
+                session.act(one.turn)
+            messages.append(one.message.model_copy(update={"token_start": end, "token_end": len(session.ids)}))
+        first, last, outcome = turns[0], turns[-1], self.outcome if line.trained else None
         sampled = len(turns)
         written = sum(message.role is Role.ASSISTANT for message in messages) - sampled
         counted = counts + Counter(written_turns=written)
         counted["sampling_changed"] = sum(turn.sampling != turns[shared].sampling for turn in turns[shared:])
         version = session.spans[0].version if session.spans else 0
-        task_id = self.about.task_id or f"{self.about.env}-{self.tree.turns[0].beginning[:12]}"
         components = outcome.components if outcome else {}
         if outcome and not components:
             components = {"reward": outcome.reward}
@@ -252,11 +257,11 @@ class RecordedEpisode:
             trajectory_id=self._row_id(len(earlier)),
             episode_id=self.name,
             segment=len(earlier),
-            agent=agent,
+            agent=line.agent,
             task_id=task_id,
             group_id=self.about.group_id or f"{STAGE}-{self.recording}-{version}-{task_id}",
             sample_index=self.about.sample_index,
-            parent_id=earlier[parent].trajectory_id if parent is not None else None,
+            parent_id=earlier[line.parent].trajectory_id if line.parent is not None else None,
             fork_at=fork_at,
             source=STAGE,
             env=self.about.env,
@@ -277,7 +282,9 @@ class RecordedEpisode:
             tags=[
                 *self.about.tags,
                 *(f"{name}:{number}" for name, number in sorted(counted.items()) if number),
-                *([] if scored else [UNSCORED, f"closed: {self.why}"]),
+                *([f"kind:{line.kind}"] if line.kind != "turn" else []),
+                *([] if line.trained else [NOT_TRAINED]),
+                *([] if self.outcome else [UNSCORED, f"closed: {self.why}"]),
             ],
             n_steps=sampled,
             n_tokens=len(session.ids),
@@ -327,6 +334,8 @@ def _line_of(turn: SampledTurn) -> dict[str, Any]:
         "tools": turn.tools,
         "sampling": turn.sampling,
         "instructed": turn.instructed,
+        "agent": turn.agent,
+        "kind": turn.kind,
         "delivered": turn.delivered,
     }
 

@@ -1,24 +1,25 @@
 """Answers requests for turns out of an engine: which conversation a request goes on with, and its next turn."""
 
 import asyncio
+import contextlib
 import hmac
-import secrets
 import time
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from agentrl.engines.base import EngineError, Sampling, Session, Turn
+from agentrl.engines.base import EngineError, Sampling, Session
 from agentrl.engines.seeds import stream
 from agentrl.recorder.episode import About, PostedReward, RecordedEpisode
 from agentrl.recorder.episodes import KEY, REMEMBERED, Episodes
+from agentrl.recorder.reminders import takes_system_inside, with_reminders
 from agentrl.recorder.sampler import Sampler
 from agentrl.recorder.tree import SampledTurn, beginning, digests, heard_ids, match, with_own_ids
-from agentrl.recorder.wire import Answered, ApiError, Reply, TurnRequest, check_model
-from agentrl.schemas.trajectory import Message, Role
+from agentrl.recorder.turns import Following, Turning, answered, differences, sampled_turn, sampling_json
+from agentrl.recorder.wire import Answered, ApiError, OverflowingError, Reply, TurnRequest, check_model
+from agentrl.schemas.trajectory import Message
 
 History = Literal["keep", "template"]
 """What the policy reads of its earlier turns: their sampled tokens, or what its chat template makes of them."""
@@ -37,33 +38,15 @@ _LONG = 1000  # tokens of a turn that is written in a thread: a millisecond
 
 @dataclass
 class RecorderSettings:
-    """``history``: see :data:`History`. ``fixed_temperature`` takes the place of those that requests ask for. Episodes
-    without a request for ``idle_s`` seconds are closed unscored. Without ``api_key`` everybody who reaches the server
-    may ask."""
+    """``history``: see :data:`History`. ``fixed_temperature`` takes the place of those that requests ask for.
+    ``any_model`` answers requests for models of other names too. Episodes without a request for ``idle_s`` seconds are
+    closed unscored. Without ``api_key`` everybody who reaches the server may ask."""
 
     history: History = "keep"
     fixed_temperature: float | None = None
+    any_model: bool = False
     idle_s: float = 3600.0
     api_key: str | None = None
-
-
-class Turning(Reply):
-    """A turn of an episode, under way or done."""
-
-    def __init__(self, episode: RecordedEpisode, number: int) -> None:
-        super().__init__(f"{episode.name}-{number}")
-        self.episode, self.number = episode, number
-        self.turn: SampledTurn | None = None
-
-
-@dataclass
-class _Next:
-    """What a turn follows: a sampled turn, messages after it, and the whole conversation with its digest."""
-
-    before: SampledTurn | None
-    rest: list[Message]
-    conversation: list[Message]
-    reached: bytes
 
 
 @dataclass
@@ -82,6 +65,7 @@ class Recorder:
         self._awaited: set[Turning] = set()
         """Turns that a client waits for, or is being told."""
         self._background: set[asyncio.Task[None]] = set()
+        self._takes_system_inside = takes_system_inside(self.sampler.codec)
 
     async def start(self) -> list[str]:
         """Begin. Returns what is to be said about episodes that go on."""
@@ -149,16 +133,17 @@ class Recorder:
 
     async def ask(self, addressed: RecordedEpisode | None, asked: TurnRequest, digest: str, again: bool) -> Turning:
         """See :class:`agentrl.recorder.wire.Answerer`."""
-        check_model(asked.model, self.model)
-        if addressed is not None:
-            _check_open(addressed)  # it may have been closed while the body arrived
-        scope = (addressed.name if addressed else "", digest)
+        if not self.settings.any_model:
+            check_model(asked.model, self.model)
+        if place is not None:
+            _check_open(place)  # it may have been closed while the body arrived
+        scope = (place.name if place else asked.caller.session, digest)
         known = self._replies.get(scope)
-        if again and known and known.task and not _failed(known.task) and not known.episode.closed:
+        if known is not None and self._is_again(known, scope, asked, again):
             known.waiting += 1
             self._awaited.add(known)
             return known
-        episode, following = self._next(addressed, asked)
+        episode, following = self._next(place, self._readable(asked))
         reply = Turning(episode, episode.turns)
         episode.turns += 1
         episode.last = time.time()
@@ -173,20 +158,51 @@ class Recorder:
             self._replies.popitem(last=False)
         return reply
 
+    def _is_again(self, known: Turning, scope: tuple[str, str], asked: TurnRequest, again: bool) -> bool:
+        """Whether an equal request is the same one, sent again, and not another sample of the same turn. Clients that
+        count their retries say so. Others get the answer that they have not received: one that they have left, or, of
+        programs that say whose session it is, one that is still under way."""
+        if known.task is None or _failed(known.task) or known.episode.closed:
+            return False
+        if again:
+            return True
+        undelivered = known.turn is None or not known.turn.delivered
+        return bool(scope[0]) and undelivered and (not known.waiting or bool(asked.caller.session))
+
+    def _readable(self, asked: TurnRequest) -> TurnRequest:
+        """A request whose messages the chat template takes."""
+        if self._takes_system_inside:
+            return asked
+        return replace(asked, messages=with_reminders(asked.messages, first=not asked.instructions))
+
+    async def count(self, place: RecordedEpisode | None, asked: TurnRequest) -> int:
+        """See :class:`agentrl.recorder.wire.Answerer`. What was sampled counts as sampled, as in the turn itself."""
+        asked = self._readable(asked)
+        conversation = asked.conversation()
+        reached = digests(conversation, beginning(asked.tools))
+        turns = place.tree.by_digest if place else self.episodes.unnamed
+        before, size = match(conversation, reached, turns)
+        following = Following(before, conversation[size:], conversation, reached[-1])
+        before, _, new = await self._heard(Counter(), asked, following)
+        return len(before.ids if before else ()) + len(new)
+
     def _done(self, reply: Turning) -> None:
         self._under_way.discard(reply)
         if reply.task is not None and _failed(reply.task):  # which also marks its error as seen
             reply.episode.counts["failed_turns"] += 1
 
-    def _next(self, addressed: RecordedEpisode | None, asked: TurnRequest) -> tuple[RecordedEpisode, _Next]:
+    def _next(self, place: RecordedEpisode | None, asked: TurnRequest) -> tuple[RecordedEpisode, Following]:
         """The episode of a request, and what its turn follows."""
         named = self._named(addressed, asked.previous) if asked.previous else None
         conversation = asked.conversation(named.messages(instructions=False) if named else ())
+        if asked.named:
+            with contextlib.suppress(ApiError):  # another server's, or of another conversation: it names nothing here
+                named = self._named(place, asked.named)
         reached = digests(conversation, beginning(asked.tools))
         turns = addressed.tree.by_digest if addressed else self.episodes.unnamed
         before, size = match(conversation, reached, turns, named)
-        episode = addressed or (self.episodes.of_turn[before] if before else self.episodes.open(About()))
-        return episode, _Next(before, conversation[size:], conversation, reached[-1])
+        episode = place or (self.episodes.of_turn[before] if before else self.episodes.open(About()))
+        return episode, Following(before, conversation[size:], conversation, reached[-1])
 
     def _named(self, addressed: RecordedEpisode | None, response: str) -> SampledTurn:
         name, _, number = response.removeprefix("resp_").rpartition("-")
@@ -232,20 +248,22 @@ class Recorder:
 
     # -- a turn
 
-    async def _turn(self, reply: Turning, asked: TurnRequest, following: _Next) -> Answered:
+    async def _turn(self, reply: Turning, asked: TurnRequest, following: Following) -> Answered:
         episode, before = reply.episode, following.before
-        before, rest, new = await self._heard(episode, asked, following)
+        before, rest, new = await self._heard(episode.counts, asked, following)
         ids = before.ids if before else []
         start = len(ids) + len(new)
         sampling = self._sampling(asked, start)
+        reply.encoded(start)
         session = self._session(reply, before, ids)
         try:
             session.observe(new)
             seed = stream(self.sampler.seed, "recorded", episode.number, reply.number, asked.seed or 0)
             tell = reply.add if asked.stream else None
             turn, parsed = await self.sampler.turn(session, sampling, seed, asked.tools, asked.stop, tell)
-            made = self._made(reply, asked, following, before, rest, new, turn, parsed.message, sampling)
-            self._count(episode, asked, made.message, parsed.error)
+            told = sampling_json(sampling, self.sampler.sampling.max_turn_tokens)
+            made = sampled_turn(reply, asked, following.reached, before, (rest, new), (turn, parsed.message), told)
+            episode.counts.update(differences(asked, made.message, parsed.error, self.model))
             await self._written(episode, made)
         except EngineError as error:
             session.end()
@@ -256,15 +274,18 @@ class Recorder:
         except BaseException:
             session.end()
             raise
+        stopped_by = None
         if len(session.ids) == start + len(turn.ids):
             made.session = session
         else:  # the turn ends before a stop string, which the session has
+            text = self.sampler.policy.tokenizer.decode(session.ids[start:])
+            stopped_by = next((word for word in asked.stop if word in text), None)
             session.end()
         episode.tree.add(made)
         self.episodes.add(episode, made)
         episode.last = time.time()
         reply.turn = made
-        return _answered(reply, asked, made, start)
+        return answered(reply, asked, made, start, stopped_by)
 
     async def _written(self, episode: RecordedEpisode, made: SampledTurn) -> None:
         """Write a turn. Others would wait for a long one, and a thread costs more than a short one."""
@@ -283,7 +304,7 @@ class Recorder:
         return session
 
     async def _heard(
-        self, episode: RecordedEpisode, asked: TurnRequest, following: _Next
+        self, counts: Counter[str], asked: TurnRequest, following: Following
     ) -> tuple[SampledTurn | None, list[Message], list[int]]:
         """The sampled turn that the next one goes on from, the new messages, and their tokens. If the dialect cannot go
         on from it, or the chat template shows earlier turns differently and is asked to, there is none."""
@@ -294,7 +315,7 @@ class Recorder:
             try:
                 return before, rest, await self.sampler.encoded(size, lambda: heard_ids(codec, before, rest, tools))
             except ValueError:
-                episode.counts["segments_by_dialect"] += 1
+                counts["segments_by_dialect"] += 1
         whole = with_own_ids(conversation, before)
         try:
             ids = await self.sampler.encoded(size, lambda: codec.opening(whole, tools))
@@ -308,65 +329,16 @@ class Recorder:
         """How this turn is sampled. Raises ApiError if there is no room for it."""
         own = self.sampler.sampling
         if prompt >= own.max_tokens:
-            raise ApiError(
-                400,
-                f"the conversation has {prompt} tokens, and the context of {self.model} is {own.max_tokens}",
-                "context_length_exceeded",
-                "messages",
-            )
+            raise OverflowingError(self.model, prompt, own.max_tokens)
         fixed = self.settings.fixed_temperature
         given = {
             "temperature": fixed if fixed is not None else asked.temperature,
             "top_p": asked.top_p,
             "top_k": asked.top_k,
-            "max_turn_tokens": asked.max_tokens,
+            "max_turn_tokens": min(asked.max_tokens, own.max_turn_tokens) if asked.max_tokens else None,
         }
         changes = {name: value for name, value in given.items() if value is not None}
         return own.model_copy(update=changes) if changes else own
-
-    def _made(
-        self,
-        reply: Turning,
-        asked: TurnRequest,
-        following: _Next,
-        before: SampledTurn | None,
-        rest: list[Message],
-        new: list[int],
-        turn: Turn,
-        message: Message,
-        sampling: Sampling,
-    ) -> SampledTurn:
-        call_ids = [f"call_{secrets.token_hex(6)}" for _ in message.tool_calls]
-        return SampledTurn(
-            number=reply.number,
-            parent=before,
-            heard=rest,
-            heard_ids=new,
-            turn=turn,
-            message=message,
-            call_ids=call_ids,
-            digest=digests([message], following.reached)[0],
-            tools=asked.tools,
-            sampling=_sampling_json(sampling, self.sampler.sampling.max_turn_tokens),
-            instructed=before is None and asked.instructions is not None,
-        )
-
-    def _count(self, episode: RecordedEpisode, asked: TurnRequest, message: Message, unreadable: str | None) -> None:
-        """Count what is not as the client wished."""
-        names = [call.name for call in message.tool_calls]
-        unmet = {
-            "auto": False,
-            "none": bool(names),
-            "required": not names,
-            "single": len(names) > 1,
-        }.get(asked.tool_choice, asked.tool_choice.removeprefix("function:") not in names)
-        episode.counts.update(tool_choice_unmet=int(unmet), format_errors=int(unreadable is not None))
-
-
-@lru_cache(maxsize=256)
-def _sampling_json(sampling: Sampling, turn_tokens: int) -> str:
-    """How a turn was sampled, as JSON, with the server's own limit of a turn: that of a request is its client's."""
-    return sampling.model_copy(update={"max_turn_tokens": turn_tokens}).model_dump_json()
 
 
 def _check_open(episode: RecordedEpisode) -> None:
@@ -377,20 +349,3 @@ def _check_open(episode: RecordedEpisode) -> None:
 
 def _failed(task: "asyncio.Task[Answered]") -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
-
-
-def _answered(reply: Turning, asked: TurnRequest, made: SampledTurn, prompt: int) -> Answered:
-    calls = [
-        call.model_copy(update={"id": call_id})
-        for call, call_id in zip(made.message.tool_calls, made.call_ids, strict=True)
-    ]
-    limited = made.turn.stop != "stop"
-    return Answered(
-        name=reply.name,
-        model=asked.model,
-        message=made.message.model_copy(update={"role": Role.ASSISTANT, "tool_calls": calls}),
-        finish="length" if limited else "tool_calls" if calls else "stop",
-        prompt_tokens=prompt,
-        sampled_tokens=len(made.turn.ids),
-        created=reply.created,
-    )

@@ -7,8 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl.recorder.chat import ROLES, FunctionTool, TextFormat, TextPart, as_json, choice_of, text_of, tools_of
-from agentrl.recorder.wire import MOST, Answered, ApiError, ApiRequest, Reply, TurnRequest
+from agentrl.recorder.chat import (
+    ROLES,
+    AnswerFormat,
+    FunctionTool,
+    TextPart,
+    as_json,
+    choice_of,
+    text_of,
+    tools_of,
+)
+from agentrl.recorder.wire import COMMENT, MOST, Answered, ApiError, OpenAIRequest, Reply, TurnRequest, openai_refusal
 from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 
@@ -44,11 +53,13 @@ class FunctionCallOutput(BaseModel):
 
 
 class Reasoning(BaseModel):
-    """Reasoning that the client hands back. What the policy sampled is known here, so this is not read."""
+    """Reasoning that the client hands back. What the policy sampled is known here, so only its id is read, which names
+    the turn."""
 
     model_config = ConfigDict(extra="ignore")
 
     type: Literal["reasoning"]
+    id: str | None = None
 
 
 Item = FunctionCall | FunctionCallOutput | Reasoning | Said
@@ -58,29 +69,36 @@ class ResponsesTool(FunctionTool):
     type: Literal["function"]
 
 
+class OtherTool(BaseModel):
+    """A tool that the server would run itself, a namespace of functions, or a grammar. No policy can call it here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal[
+        "namespace", "custom", "web_search", "web_search_preview", "file_search", "code_interpreter", "local_shell",
+        "shell", "apply_patch", "tool_search", "image_generation", "computer_use_preview", "mcp",
+    ]  # fmt: skip
+
+
 class TextOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    """``verbosity`` changes nothing here."""
 
-    format: TextFormat | None = None
+    model_config = ConfigDict(extra="ignore")
 
-
-class ReasoningOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    effort: None = None
-    summary: None = None
+    format: AnswerFormat | None = None
 
 
-class ResponsesRequest(ApiRequest):
+class ResponsesRequest(OpenAIRequest):
     input: str | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
-    tools: list[ResponsesTool] | None = None
+    tools: list[ResponsesTool | OtherTool] | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MOST)
     stream_options: dict[str, Any] | None = None
     previous_response_id: str | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
     text: TextOptions | None = None
-    reasoning: ReasoningOptions | None = None
+    reasoning: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
 
@@ -88,10 +106,16 @@ class ResponsesRequest(ApiRequest):
         items = [Said(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         given = self.model_dump(mode="json")
         echo = {name: given[name] for name in ("instructions", "metadata", "temperature", "top_p", "user")}
+        functions = [tool for tool in self.tools or [] if isinstance(tool, ResponsesTool)]
+        named = [item.id for item in items if isinstance(item, Reasoning) and (item.id or "").startswith("rs_")]
         return TurnRequest(
             model=self.model,
             messages=_messages(items),
-            tools=tools_of([FunctionTool(**tool.model_dump()) for tool in self.tools or []]),
+            tools=tools_of([FunctionTool(**tool.model_dump()) for tool in functions]),
+            named=(named[-1] or "").removeprefix("rs_") if named else None,
+            wants_json=bool(self.text and self.text.format and self.text.format.type != "text"),
+            ignored=(*self.ignored(), *["reasoning"] * bool(self.reasoning)),
+            dropped_tools=len(self.tools or []) - len(functions),
             tool_choice=choice_of(self.tool_choice, self.parallel_tool_calls),
             temperature=self.temperature,
             top_p=self.top_p,
@@ -254,6 +278,9 @@ def _item(event: Any, item: dict[str, Any], index: int) -> Iterator[bytes]:
     else:
         yield event("response.output_item.added", output_index=index, item=item)
     yield event("response.output_item.done", output_index=index, item=item)
+
+
+REQUEST, PING, refusal = ResponsesRequest, COMMENT, openai_refusal
 
 
 def failed(error: ApiError) -> bytes:

@@ -19,6 +19,10 @@ _MAY_BEGIN_A_CALL = "<[{`"
 _LONG = 20_000  # characters that are encoded in a thread, since others wait meanwhile
 
 
+Tell = Callable[[str, str | None], None]
+"""What a reader is told: more text, and what was thought before it."""
+
+
 @dataclass
 class Sampler:
     """An engine, the policy's side that needs no weights, and how turns are sampled if a request does not say."""
@@ -44,10 +48,10 @@ class Sampler:
         seed: int,
         tools: str,
         stop: Sequence[str] = (),
-        tell: Callable[[str], None] | None = None,
+        tell: Tell | None = None,
     ) -> tuple[Turn, Parsed]:
-        """The session's next turn, which is appended to it, and its message. ``tell`` is given the text as it comes. A
-        turn that says one of ``stop`` ends before it.
+        """The session's next turn, which is appended to it, and its message. ``tell`` is given the text as it comes,
+        and what was thought before it. A turn that says one of ``stop`` ends before it.
 
         Raises EngineError if the engine fails.
         """
@@ -77,13 +81,19 @@ class Sampler:
             if tell:
                 shown += self._told(own.ids, before, tools, shown, max(map(len, stop), default=0), tell)
         parsed = self.codec.parse(own.ids, before, tools)
-        if tell and parsed.message.content.startswith(shown) and (rest := parsed.message.content[len(shown) :]):
-            tell(rest)
+        if tell and parsed.message.content.startswith(told) and (rest := parsed.message.content[len(told) :]):
+            tell(rest, parsed.message.reasoning)
         how: Literal["stop", "length", "cut"] = "stop" if ended else "cut" if turn.stop == "cut" else "length"
         return Turn(own.ids, own.logprobs, own.spans, how), parsed
 
     def _told(
-        self, ids: list[int], before: list[int], tools: str, shown: str, kept: int, tell: Callable[[str], None]
+        self,
+        ids: list[int],
+        before: list[int],
+        tools: str,
+        told: str,
+        kept: int,
+        tell: Callable[[str, str | None], None],
     ) -> str:
         """Tell the text that no later token can turn into something else, and return it. The last ``kept`` characters
         may be the beginning of a stop string."""
@@ -94,7 +104,7 @@ class Sampler:
         text = text[: max(0, len(text) - kept)].rstrip("\ufffd").rstrip()
         new = text[len(shown) :] if text.startswith(shown) else ""
         if new:
-            tell(new)
+            tell(new, parsed.message.reasoning)
         return new
 
     def _said(self, ids: list[int], stop: Sequence[str]) -> int | None:

@@ -1,15 +1,16 @@
 """Conversations as a tree of sampled turns. A request is matched with the turns that it repeats, which stand for their
 sampled tokens; what it adds is heard.
 
-Messages are compared by role, stripped text, and the names and arguments of calls. Reasoning, ids of calls and the
-order of fields do not count, since clients drop or rewrite them.
+Messages are compared by role, stripped text, and the names and arguments of calls. Reasoning, ids of calls, the order
+of fields and the form of numbers do not count, since clients drop or rewrite them.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby, takewhile
+from typing import Any
 
 from agentrl.chat.codec import ChatCodec
 from agentrl.engines.base import Session, Turn
@@ -25,9 +26,24 @@ def canonical(message: Message) -> str:
 
 def _sorted(arguments: str) -> str:
     try:
-        return _in_order(loads(arguments))
+        return _in_order(_numbers_alike(loads(arguments)))
     except ValueError:
         return arguments
+
+
+def _numbers_alike(value: Any) -> Any:
+    """A value of JSON whose numbers are floats, as JavaScript's are: 20000.0 comes back as 20000, and an integer beyond
+    2^53 rounded. One beyond all floats stays as it is."""
+    if isinstance(value, dict):
+        return {key: _numbers_alike(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_numbers_alike(inner) for inner in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value) + 0.0  # which makes 0.0 of -0.0
+        except OverflowError:
+            return value
+    return value
 
 
 _plain, _in_order = writer(ensure_ascii=False), writer(sort_keys=True)
@@ -53,6 +69,7 @@ class SampledTurn:
     """A turn that the engine sampled, after ``heard``, which are ``heard_ids`` in tokens. ``turn`` has spans relative
     to its own beginning. ``call_ids`` are those that the client was told, one for each call of ``message``.
 
+    ``agent`` and ``kind`` are what the client said of the request; see :class:`agentrl.recorder.wire.Caller`.
     ``delivered`` says that a client has received it. ``session`` is the engine's, as long as it ends with this turn.
     """
 
@@ -67,6 +84,8 @@ class SampledTurn:
     tools: str
     sampling: str
     instructed: bool = False
+    agent: str = ""
+    kind: str = ""
     delivered: bool = False
     children: "list[SampledTurn]" = field(default_factory=list)
     session: Session | None = None
@@ -183,38 +202,6 @@ def heard_ids(codec: ChatCodec, before: SampledTurn | None, messages: Sequence[M
             new = turn = codec.assistant(block[0], answers, earlier)
         ids = ids + new
     return ids
-
-
-@dataclass(frozen=True)
-class Line:
-    """One token sequence of an episode: the turns up to one that nothing follows. The first ``shared`` turns belong to
-    the earlier line ``parent`` too, which trains on them."""
-
-    turns: list[SampledTurn]
-    shared: int
-    parent: int | None
-    agent: str
-
-
-def lines(turns: Sequence[SampledTurn]) -> Iterator[Line]:
-    """The lines of a tree, in the order of their last turns; turns that no client has received and that nothing follows
-    are left out. The first conversation is of the agent ``main``, others with the same system message and tools too."""
-    kept = received(turns)
-    owner: dict[SampledTurn, int] = {}
-    agents: dict[tuple[str, str], str] = {}
-    number = 0
-    for leaf in turns:
-        if leaf not in kept or any(child in kept for child in leaf.children):
-            continue
-        path = leaf.path
-        shared = sum(1 for _ in takewhile(lambda turn: turn in owner, path))
-        for turn in path[shared:]:
-            owner[turn] = number
-        root = path[0]
-        system = "\n".join(message.content for message in root.heard if message.role is Role.SYSTEM)
-        agent = agents.setdefault((system, root.tools), f"agent-{len(agents) + 1}" if agents else "main")
-        yield Line(path, shared, owner[path[shared - 1]] if shared else None, agent)
-        number += 1
 
 
 def received(turns: Sequence[SampledTurn]) -> set[SampledTurn]:

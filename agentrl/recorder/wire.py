@@ -1,8 +1,10 @@
-"""What OpenAI's two protocols have in common: a request for a turn, the answer to it, and errors."""
+"""What the protocols have in common: a request for a turn, who asks for it, the answer to it, and errors."""
 
 import asyncio
+import difflib
+import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -21,24 +23,68 @@ HOTTEST = 2.0
 
 
 class ApiError(Exception):
-    """An error that the client is told, in the form of OpenAI's API."""
+    """An error that the client is told, in the form of its protocol."""
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
 
-    def body(self) -> dict[str, Any]:
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+def openai_refusal(error: ApiError) -> tuple[int, dict[str, Any]]:
+    """Status and body of an error, in OpenAI's form."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    told = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    return error.status, {"error": told}
+
+
+COMMENT = b": ping\n\n"
+"""A comment in a stream, which clients skip."""
+
+
+class OverflowingError(ApiError):
+    """A conversation of so many ``tokens``, for which there is no room: ``most`` is the context of the model."""
+
+    def __init__(self, model: str, tokens: int, most: int) -> None:
+        message = f"the conversation has {tokens} tokens, and the context of {model} is {most}"
+        super().__init__(400, message, "context_length_exceeded", "messages")
+        self.tokens, self.most = tokens, most
+
+
+CHANGES_TOKENS = frozenset([
+    "allowed_token_ids", "bad_words", "best_of", "chat_template", "chat_template_kwargs", "documents", "echo",
+    "frequency_penalty", "functions", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
+    "ignore_eos", "include_stop_str_in_output", "length_penalty", "logit_bias", "logits_processors", "logprobs",
+    "mcp_servers", "min_p", "min_tokens", "modalities", "n", "prediction", "presence_penalty", "prompt",
+    "repetition_penalty", "response_format", "stop_token_ids", "structural_tag", "structured_outputs", "suffix",
+    "tfs", "top_a", "top_logprobs", "truncate_prompt_tokens", "typical_p", "use_beam_search",
+])  # fmt: skip
+"""Fields of these and of other servers that change which tokens are sampled, or what an answer holds. A protocol that
+does not know one refuses it; other unknown fields say nothing, and a tag of the row counts them."""
+
+_ALIKE = 0.85  # how similar an unknown field is to a known one for which it was probably meant
+_NAMED_FIELDS = 16
+_LONGEST_FIELD = 64
 
 
 class ApiRequest(BaseModel):
-    """What a request may hold. Everything else is refused, and so is a value that would change what is sampled in a way
-    that the engine does not know. ``user``, ``metadata``, ``store`` and the like do not change what is sampled."""
+    """What a request may hold. A field that is not known is ignored and counted, unless it is one of
+    :data:`CHANGES_TOKENS`, or the misspelt name of a known one. A value that would change what is sampled in a way that
+    the engine does not know is refused."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str
+
+    def ignored(self) -> tuple[str, ...]:
+        """The unknown fields that say something, as names that fit a tag."""
+        names = sorted(name for name, value in (self.model_extra or {}).items() if value is not None)
+        kept = [name for name in names if len(name) <= _LONGEST_FIELD and name.isidentifier()][:_NAMED_FIELDS]
+        return (*kept, *["others"] * (len(kept) < len(names)))
+
+
+class OpenAIRequest(ApiRequest):
+    """What both of OpenAI's protocols know. ``user``, ``metadata``, ``store`` and the like change nothing."""
+
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     temperature: float | None = Field(None, ge=0, le=HOTTEST)
@@ -60,25 +106,70 @@ def read(kind: type[Parsed], body: bytes) -> Parsed:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if (bad := unstorable(given)) is not None:
         raise ApiError(400, f"{bad[0] or 'body'}: {bad[1]}", "unsupported_or_invalid", bad[0] or "body")
+    problems = _unknown(kind, given) if issubclass(kind, ApiRequest) and isinstance(given, dict) else []
     try:
-        return kind.model_validate(given)
+        request = kind.model_validate(given)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False)
-        names = [".".join(map(str, error_at["loc"])) or "body" for error_at in errors]
-        allowed = ", ".join(kind.model_fields)
-        reasons = [
-            f"{name}: is not supported here; supported are {allowed}"
-            if problem["type"] == "extra_forbidden" and name in given
-            else f"{name}: {problem['msg']}"
-            for name, problem in zip(names, errors, strict=True)
-        ]
-        raise ApiError(400, "; ".join(reasons), "unsupported_or_invalid", names[0]) from None
+        for problem in error.errors(include_url=False, include_input=False):
+            name = ".".join(map(str, problem["loc"])) or "body"
+            unknown = problem["type"] == "extra_forbidden" and name in given
+            problems.append((name, _not_supported(kind) if unknown else problem["msg"]))
+    if problems:
+        raise ApiError(400, "; ".join(map(": ".join, problems)), "unsupported_or_invalid", problems[0][0])
+    return request
+
+
+def _not_supported(kind: type[BaseModel]) -> str:
+    return f"is not supported here; supported are {', '.join(kind.model_fields)}"
+
+
+def _unknown(kind: type[BaseModel], given: dict[str, Any]) -> list[tuple[str, str]]:
+    """The fields of a request that are not known and cannot be ignored, each with the reason."""
+    problems = []
+    for name in given:
+        if name in kind.model_fields or given[name] is None:
+            continue
+        if name in CHANGES_TOKENS:
+            problems.append((name, _not_supported(kind)))
+        elif near := difflib.get_close_matches(name, kind.model_fields, n=1, cutoff=_ALIKE):
+            problems.append((name, f"is not known here; did you mean {near[0]!r}?"))
+    return problems
+
+
+@dataclass(frozen=True)
+class Caller:
+    """What the headers of a request say of the program that asks. ``session`` is its own id of what it works at,
+    ``agent`` the one of its agents that asks, empty for the first, and ``kind`` what the request is for: ``turn``,
+    ``side`` or ``compaction``, empty if it does not say."""
+
+    session: str = ""
+    agent: str = ""
+    kind: str = ""
+
+
+def caller_of(headers: Mapping[str, str]) -> Caller:
+    """Who asks, by the headers of Claude Code, Codex and OpenCode. ``headers`` are looked up in lower case."""
+    try:
+        told = json.loads(headers.get("x-codex-turn-metadata", "{}"))
+    except ValueError:
+        told = {}
+    told = told if isinstance(told, dict) else {}
+    sessions = ("x-claude-code-session-id", "x-session-id", "session-id")
+    session = next((headers[name] for name in sessions if headers.get(name)), "")
+    name = told.get("agent_name")
+    agent = headers.get("x-claude-code-agent-id") or (str(name) if name and name != "/root" else "")
+    kind = str(told.get("request_kind") or "")
+    return Caller(session, agent, kind if kind in ("", "turn", "compaction") else "side")
 
 
 @dataclass(frozen=True)
 class TurnRequest:
     """A turn that a client asks for. What is None is left to the server. ``previous`` is the id of the response that
-    ``messages`` follow, and ``instructions`` come before all of them. ``tools`` is JSON, as in a trajectory."""
+    ``messages`` follow, and ``instructions`` come before all of them. ``tools`` is JSON, as in a trajectory.
+
+    ``named`` is the id of the last sampled turn that the messages repeat, if they name it. ``wants_json`` says that the
+    client would like the answer to be JSON. ``ignored`` are fields that say nothing here, and ``dropped_tools`` counts
+    tools that a policy cannot call."""
 
     model: str
     messages: list[Message]
@@ -94,6 +185,11 @@ class TurnRequest:
     usage_in_stream: bool = False
     previous: str | None = None
     instructions: str | None = None
+    named: str | None = None
+    wants_json: bool = False
+    ignored: tuple[str, ...] = ()
+    dropped_tools: int = 0
+    caller: Caller = Caller()
     echo: dict[str, Any] = field(default_factory=dict)
     """Fields of the request that its answer repeats."""
 
@@ -109,7 +205,7 @@ class TurnRequest:
 @dataclass(frozen=True)
 class Answered:
     """A turn as the client sees it: ``message`` with calls whose ids no other turn has. ``name`` is its id without the
-    prefix of a protocol."""
+    prefix of a protocol. ``stopped_by`` is the stop string that ended it."""
 
     name: str
     model: str
@@ -118,25 +214,34 @@ class Answered:
     prompt_tokens: int
     sampled_tokens: int
     created: int
+    stopped_by: str | None = None
 
 
 class Reply:
     """A turn under way, which several requests may wait for: those that were sent again join it.
 
-    ``pieces`` is the text so far. The task that samples it ends in :class:`Answered` or an error. ``name`` is the id of
-    the answer without the prefix of a protocol.
+    ``pieces`` is the text so far, and ``reasoning`` what was thought before it. The task that samples it ends in
+    :class:`Answered` or an error. ``name`` is the id of the answer without the prefix of a protocol. ``prompt_tokens``
+    is None until the conversation has been encoded.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.created = int(time.time())
         self.pieces: list[str] = []
+        self.reasoning: str | None = None
+        self.prompt_tokens: int | None = None
         self.task: asyncio.Task[Answered] | None = None
         self.waiting = 0
         self._news = asyncio.Event()
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, reasoning: str | None = None) -> None:
         self.pieces.append(text)
+        self.reasoning = reasoning
+        self._wake()
+
+    def encoded(self, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
         self._wake()
 
     def begin(self, task: "asyncio.Task[Answered]") -> None:
@@ -147,8 +252,18 @@ class Reply:
         self._news.set()
         self._news = asyncio.Event()
 
+    async def begun(self) -> int:
+        """The number of tokens before the turn, as soon as it is known. Raises the turn's error if it fails before."""
+        assert self.task is not None
+        while self.prompt_tokens is None:
+            news = self._news
+            if self.task.done():
+                return (await asyncio.shield(self.task)).prompt_tokens
+            await news.wait()
+        return self.prompt_tokens
+
     async def deltas(self) -> AsyncIterator[str]:
-        """The text, piece by piece, until the turn is done."""
+        """The text, piece by piece, until the turn is done. One that was asked for whole is one piece."""
         assert self.task is not None
         sent = 0
         while True:
@@ -157,6 +272,10 @@ class Reply:
                 sent += 1
                 yield self.pieces[sent - 1]
             if self.task.done():
+                answer = await asyncio.shield(self.task)
+                if not self.pieces and answer.message.content:
+                    self.reasoning = answer.message.reasoning
+                    yield answer.message.content
                 return
             await news.wait()
 
@@ -175,8 +294,13 @@ class Answerer(Protocol):
         """Whose request it is, by its key and by the episode that path or header name. Raises ApiError."""
         ...
 
-    async def ask(self, addressed: Any, asked: TurnRequest, digest: str, again: bool) -> Reply:
-        """The turn under way. ``digest`` is that of the body, ``again`` says that the client sent it before."""
+    async def ask(self, place: Any, asked: TurnRequest, digest: str, again: bool) -> Reply:
+        """The turn under way. ``digest`` is that of the request, streamed or whole; ``again`` says that the client sent
+        it before."""
+        ...
+
+    async def count(self, place: Any, asked: TurnRequest) -> int:
+        """The number of tokens of a conversation up to the turn that it asks for."""
         ...
 
     def received(self, reply: Reply) -> None:

@@ -37,6 +37,9 @@ def serve(
     fixed_temperature: Annotated[
         float | None, typer.Option(help="In place of what requests ask for; training needs 1")
     ] = None,
+    accept_any_model: Annotated[
+        bool, typer.Option("--accept-any-model", help="Answer requests for models of other names too")
+    ] = False,
     max_turn_tokens: TurnTokens = None,
     context: Annotated[int | None, typer.Option(min=1, help="All tokens of a conversation")] = None,
     history: Annotated[
@@ -46,8 +49,8 @@ def serve(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Answer OpenAI's chat completions and Responses with a model, and record every conversation as rows of the buffer,
-    with the tokens that were sampled. Ends at Ctrl-C."""
+    """Answer Anthropic's Messages, and OpenAI's chat completions and Responses, with a model, and record every
+    conversation as rows of the buffer, with the tokens that were sampled. Ends at Ctrl-C."""
     from agentrl.schemas.installation import missing
 
     if lack := missing("uvicorn", "serve") or missing("starlette", "serve"):
@@ -60,7 +63,7 @@ def serve(
 
     if host not in LOOPBACK and not api_key:
         raise fail(f"error: --host {host} is reached by others: set AGENTRL_API_KEY, or leave --host out")
-    settings = _settings(history, fixed_temperature, idle_s, api_key)
+    settings = _settings(history, fixed_temperature, accept_any_model, idle_s, api_key)
     open_catalog(record)  # a store that cannot be used is said before the model is loaded
     search_in([Path.cwd()])  # an engine of the user's own
     sampling = SamplingConfig(max_turn_tokens=max_turn_tokens, max_tokens=context)
@@ -83,7 +86,9 @@ def serve(
         say("open episodes go on when this store is served again", stderr=True)
 
 
-def _settings(history: str, fixed_temperature: float | None, idle_s: float, api_key: str | None) -> "RecorderSettings":
+def _settings(
+    history: str, fixed_temperature: float | None, any_model: bool, idle_s: float, api_key: str | None
+) -> "RecorderSettings":
     from agentrl.recorder.recorder import HISTORIES, History, RecorderSettings
     from agentrl.recorder.wire import HOTTEST
 
@@ -91,7 +96,7 @@ def _settings(history: str, fixed_temperature: float | None, idle_s: float, api_
         raise fail(f"error: --history {history}: allowed are {', '.join(HISTORIES)}")
     if fixed_temperature is not None and not 0 <= fixed_temperature <= HOTTEST:
         raise fail(f"error: --fixed-temperature {fixed_temperature}: allowed are 0 to {HOTTEST:g}")
-    return RecorderSettings(cast(History, history), fixed_temperature, idle_s, api_key)
+    return RecorderSettings(cast(History, history), fixed_temperature, any_model, idle_s, api_key)
 
 
 def _tell(as_json: bool, what: str, **values: Any) -> None:

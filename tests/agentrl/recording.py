@@ -201,7 +201,8 @@ def served(
 ) -> Iterator[Served]:
     host, delay = settings.pop("host", "127.0.0.1"), settings.pop("delay", 0.0)
     engine = ScriptedTokens(policy, says, delay)
-    sampler = Sampler(engine, policy, Sampling(max_tokens=settings.pop("room", 4000), max_turn_tokens=200), 60.0, 0)
+    limits = {"max_tokens": settings.pop("room", 4000), "max_turn_tokens": settings.pop("turn_tokens", 200)}
+    sampler = Sampler(engine, policy, Sampling(**limits), 60.0, 0)
     episodes = Episodes(folder, store or RowsInMemory(), policy.name, policy.tokenizer_fingerprint)
     one = Served(Recorder(sampler, policy.name, episodes, RecorderSettings(**settings)), host)
     try:

@@ -114,7 +114,12 @@ def test_what_cannot_be_served_is_refused_with_its_reason(
     bad: list[tuple[str, dict[str, Any], str]] = [
         ("chat/completions", {"messages": user, "n": 2}, "n: "),
         ("chat/completions", {"messages": user, "logit_bias": {"1": 5}}, "logit_bias: is not supported here"),
-        ("chat/completions", {"messages": user, "response_format": {"type": "json_object"}}, "response_format.type: "),
+        (
+            "chat/completions",
+            {"messages": user, "temprature": 0.5},
+            "temprature: is not known here; did you mean",
+        ),
+        ("chat/completions", {"messages": user, "response_format": {"type": "grammar"}}, "response_format.type: "),
         ("chat/completions", {"messages": []}, "messages: "),
         ("chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, "the last message must be one"),
         (
@@ -123,8 +128,7 @@ def test_what_cannot_be_served_is_refused_with_its_reason(
             "messages.0.content",
         ),
         ("chat/completions", {"messages": user, "temperature": -1}, "temperature: "),
-        ("responses", {"input": "a", "reasoning": {"effort": "high"}}, "reasoning.effort: "),
-        ("responses", {"input": "a", "tools": [{"type": "web_search"}]}, "tools.0"),
+        ("responses", {"input": "a", "tools": [{"type": "no_such_tool"}]}, "tools.0"),
         ("responses", {"input": "a", "previous_response_id": "resp_nothing-1"}, "there is no response"),
     ]
     with served(tmp_path, policy, numbered()) as server:
@@ -132,10 +136,12 @@ def test_what_cannot_be_served_is_refused_with_its_reason(
             answer = httpx.post(f"{server.url}/v1/{path}", json={"model": "tiny", **body})
             assert answer.status_code in (400, 404), (path, body)
             assert reason in answer.json()["error"]["message"], answer.text
-        both = httpx.post(f"{server.url}/v1/chat/completions", json={"model": "tiny", "messages": user, "n": 2, "x": 1})
+        both = httpx.post(
+            f"{server.url}/v1/chat/completions", json={"model": "tiny", "messages": user, "n": 2, "seed": "x"}
+        )
         assert "n: " in both.json()["error"]["message"]
-        assert "x: " in both.json()["error"]["message"]
-        with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9' here; this server serves 'tiny'"):
+        assert "seed: " in both.json()["error"]["message"]
+        with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9' here; it is 'tiny'"):
             server.client().chat.completions.create(model="gpt-9", messages=user)  # type: ignore[arg-type]
         assert httpx.get(f"{server.url}/v1/embeddings").json()["error"]["message"].startswith("there is no GET")
         assert httpx.get(f"{server.url}/v1/models", headers={"host": "evil.example"}).status_code == 403

@@ -1,0 +1,129 @@
+"""The token sequences of an episode, each with the agent that it is of and what it is for.
+
+An agent program asks for more than its turns: titles, summaries of what it forgets, sub-agents. Requests only say so in
+part, so that the rest is told from what they hold.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Literal
+
+from agentrl.recorder.tree import SampledTurn, received
+from agentrl.schemas.json_text import loads
+from agentrl.schemas.trajectory import Role
+
+Kind = Literal["turn", "side", "compaction", "subagent"]
+
+COMPACTION_PROMPTS = ("CRITICAL: Respond with TEXT ONLY",)
+"""What is in texts that programs append to a conversation to have it summarised (Claude Code)."""
+
+_SUMMARY = re.compile(r"<summary>(.*?)(?:</summary>|$)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One token sequence of an episode: the turns up to one that nothing follows. The first ``shared`` turns belong to
+    the earlier line ``parent`` too, which trains on them; without shared turns, ``parent`` is the line that called this
+    sub-agent. ``trained`` is False for what is no part of the work: side calls, and summaries that were not used."""
+
+    turns: list[SampledTurn]
+    shared: int
+    parent: int | None
+    agent: str
+    kind: Kind = "turn"
+    trained: bool = True
+
+
+def lines(turns: Sequence[SampledTurn]) -> Iterator[Line]:
+    """The lines of a tree: conversations in the order of their first requests, side calls after the others; lines of
+    one in the order of their last turns, and summaries that were not used after those. Turns that no client has
+    received and that nothing follows are left out. The first conversation that is no side call is of the agent
+    ``main``, and so are others with the same system message and tools, unless the client says which agent asked."""
+    kept = received(turns)
+    roots = sorted((turn for turn in turns if turn in kept and turn.parent is None), key=lambda root: root.number)
+    unused = {turn for turn in kept if not turn.children and _summarises(turn, roots) and not _used(turn, roots)}
+    ends = [turn for turn in turns if turn in kept and not any(child in kept - unused for child in turn.children)]
+    paths = [turn.path for turn in ends]
+    paths.sort(key=lambda path: (_is_side(path[0], roots), path[0].number, path[-1] in unused))
+    owner: dict[SampledTurn, int] = {}
+    names: dict[object, str] = {}
+    for number, path in enumerate(paths):
+        shared = sum(1 for _ in takewhile(lambda turn: turn in owner, path))
+        for turn in path[shared:]:
+            owner[turn] = number
+        kind, caller = _kind_of(path, shared, roots, paths)
+        before = path[shared - 1] if shared else caller
+        parent = owner.get(before) if before else None
+        trained = kind != "side" and path[-1] not in unused
+        yield Line(path, shared, parent, _agent(path[0], kind, names), kind, trained)
+
+
+def _kind_of(
+    path: Sequence[SampledTurn],
+    shared: int,
+    roots: Sequence[SampledTurn],
+    paths: Sequence[Sequence[SampledTurn]],
+) -> tuple[Kind, SampledTurn | None]:
+    """What a line is for, and the turn that called it if it is a sub-agent's."""
+    root, last = path[0], path[-1]
+    if len(path) == shared + 1 and _summarises(last, roots):
+        return "compaction", None
+    if _is_side(root, roots):
+        return "side", None
+    asked = "\n".join(message.content for message in root.heard if message.role is Role.USER)
+    for other in paths:
+        for turn in other if other[0] is not root else ():
+            if turn.number < root.number and any(prompt in asked for prompt in _prompts(turn)):
+                return "subagent", turn
+    return ("subagent" if root.agent else "turn"), None
+
+
+def _is_side(root: SampledTurn, roots: Sequence[SampledTurn]) -> bool:
+    """Whether a conversation is one turn that the client says is no part of the work, or one without tools, which other
+    conversations have; a summary that another one goes on with is none."""
+    toolless = root.tools == "[]" and any(other.tools != "[]" for other in roots)
+    return not root.children and (root.kind == "side" or toolless) and not _summarises(root, roots)
+
+
+def _agent(root: SampledTurn, kind: Kind, names: dict[object, str]) -> str:
+    """The name of the agent of a conversation; ``names`` has those of earlier ones."""
+    if kind == "side":
+        return "side"
+    system = "\n".join(message.content for message in root.heard if message.role is Role.SYSTEM)
+    return names.setdefault(root.agent or (system, root.tools), f"agent-{len(names) + 1}" if names else "main")
+
+
+def _summarises(turn: SampledTurn, roots: Sequence[SampledTurn]) -> bool:
+    """Whether a turn is a summary that its client asked for: the client says so, it asked as such clients do, or it
+    began another conversation with the answer to a branch, or to a question without tools."""
+    if turn.kind == "compaction":
+        return True
+    said = [message.content for message in turn.heard if message.role is Role.USER]
+    if said and any(prompt in said[-1] for prompt in COMPACTION_PROMPTS):
+        return True
+    branch = turn.parent is not None and len(turn.parent.children) > 1
+    toolless = turn.parent is None and turn.tools == "[]"
+    return (branch or toolless) and not turn.children and not turn.message.tool_calls and _used(turn, roots)
+
+
+def _used(turn: SampledTurn, roots: Sequence[SampledTurn]) -> bool:
+    """Whether a later conversation begins with what a turn says, or with the summary in it."""
+    said = turn.message.content.strip()
+    summary = _SUMMARY.search(said)
+    parts = [part for part in (said, summary.group(1).strip() if summary else "") if part]
+    later = [root for root in roots if root.number > turn.number]
+    heard = [message.content for root in later for message in root.heard if message.role is not Role.ASSISTANT]
+    return any(part in text for text in heard for part in parts)
+
+
+def _prompts(turn: SampledTurn) -> Iterator[str]:
+    """The texts that a turn gives its calls under the name ``prompt``."""
+    for call in turn.message.tool_calls:
+        with contextlib.suppress(ValueError):
+            arguments = loads(call.arguments)
+            prompt = arguments.get("prompt") if isinstance(arguments, dict) else None
+            if isinstance(prompt, str) and prompt.strip():
+                yield prompt.strip()

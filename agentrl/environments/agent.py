@@ -137,7 +137,7 @@ class _Desk:
         reply.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return reply
 
-    async def count(self, place: "AgentEpisode", asked: TurnRequest) -> int:
+    async def count(self, addressed: "AgentEpisode", asked: TurnRequest) -> int:
         raise ApiError(404, "tokens are not counted here")
 
     def received(self, reply: Reply) -> None:

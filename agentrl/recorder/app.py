@@ -47,21 +47,21 @@ def application(backend: Answerer, more: Sequence[BaseRoute] = (), local: bool =
             model["created_at"] = "1970-01-01T00:00:00Z"
             ends = {"has_more": False, "first_id": backend.model, "last_id": backend.model}
             return JSONResponse({"data": [model], **ends})
-        one = {"id": backend.model, "object": "model", "created": 0, "owned_by": "agentrl"}
-        return JSONResponse({"object": "list", "data": [one]})
+        listed = {"id": backend.model, "object": "model", "created": 0, "owned_by": "agentrl"}
+        return JSONResponse({"object": "list", "data": [listed]})
 
     def turns(protocol: ModuleType) -> Endpoint:
         async def answer(request: HttpRequest) -> Response:
-            place, asked = await _asked(backend, protocol, request)
+            addressed, asked = await _asked(backend, protocol, request)
             again = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-            reply = await backend.ask(place, asked, _digest(asked), again)
+            reply = await backend.ask(addressed, asked, _digest(asked), again)
             return _Answer(backend, protocol, asked, reply)
 
         return guarded(answer, local, protocol)
 
     async def counted(request: HttpRequest) -> Response:
-        place, asked = await _asked(backend, messages, request)
-        return JSONResponse({"input_tokens": await backend.count(place, asked)})
+        addressed, asked = await _asked(backend, messages, request)
+        return JSONResponse({"input_tokens": await backend.count(addressed, asked)})
 
     async def there(request: HttpRequest) -> Response:
         return Response()
@@ -82,9 +82,9 @@ def application(backend: Answerer, more: Sequence[BaseRoute] = (), local: bool =
 
 async def _asked(backend: Answerer, protocol: ModuleType, request: HttpRequest) -> tuple[Any, TurnRequest]:
     """Whose turn a request asks for, and what it asks."""
-    place = backend.place_of(key_of(request), episode_of(request))
+    addressed = backend.place_of(key_of(request), episode_of(request))
     asked = read(protocol.REQUEST, await body_of(request)).asked()
-    return place, replace(asked, caller=caller_of(request.headers))
+    return addressed, replace(asked, caller=caller_of(request.headers))
 
 
 def _digest(asked: TurnRequest) -> str:

@@ -240,8 +240,8 @@ class RecordedEpisode:
                 session.observe(turn.turn.ids)
                 fork_at = len(session.ids)
             else:
-                session.act(one.turn)
-            messages.append(one.message.model_copy(update={"token_start": end, "token_end": len(session.ids)}))
+                session.act(turn.turn)
+            messages.append(turn.message.model_copy(update={"token_start": end, "token_end": len(session.ids)}))
         first, last, outcome = turns[0], turns[-1], self.outcome if line.trained else None
         sampled = len(turns)
         written = sum(message.role is Role.ASSISTANT for message in messages) - sampled

@@ -101,8 +101,8 @@ def _summarises(turn: SampledTurn, roots: Sequence[SampledTurn]) -> bool:
     began another conversation with the answer to a branch, or to a question without tools."""
     if turn.kind == "compaction":
         return True
-    said = [message.content for message in turn.heard if message.role is Role.USER]
-    if said and any(prompt in said[-1] for prompt in COMPACTION_PROMPTS):
+    questions = [message.content for message in turn.heard if message.role is Role.USER]
+    if questions and any(prompt in questions[-1] for prompt in COMPACTION_PROMPTS):
         return True
     branch = turn.parent is not None and len(turn.parent.children) > 1
     toolless = turn.parent is None and turn.tools == "[]"
@@ -111,12 +111,12 @@ def _summarises(turn: SampledTurn, roots: Sequence[SampledTurn]) -> bool:
 
 def _used(turn: SampledTurn, roots: Sequence[SampledTurn]) -> bool:
     """Whether a later conversation begins with what a turn says, or with the summary in it."""
-    said = turn.message.content.strip()
-    summary = _SUMMARY.search(said)
-    parts = [part for part in (said, summary.group(1).strip() if summary else "") if part]
+    text = turn.message.content.strip()
+    summary = _SUMMARY.search(text)
+    parts = [part for part in (text, summary.group(1).strip() if summary else "") if part]
     later = [root for root in roots if root.number > turn.number]
     heard = [message.content for root in later for message in root.heard if message.role is not Role.ASSISTANT]
-    return any(part in text for text in heard for part in parts)
+    return any(part in message for message in heard for part in parts)
 
 
 def _prompts(turn: SampledTurn) -> Iterator[str]:

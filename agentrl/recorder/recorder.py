@@ -135,15 +135,15 @@ class Recorder:
         """See :class:`agentrl.recorder.wire.Answerer`."""
         if not self.settings.any_model:
             check_model(asked.model, self.model)
-        if place is not None:
-            _check_open(place)  # it may have been closed while the body arrived
-        scope = (place.name if place else asked.caller.session, digest)
+        if addressed is not None:
+            _check_open(addressed)  # it may have been closed while the body arrived
+        scope = (addressed.name if addressed else asked.caller.session, digest)
         known = self._replies.get(scope)
         if known is not None and self._is_again(known, scope, asked, again):
             known.waiting += 1
             self._awaited.add(known)
             return known
-        episode, following = self._next(place, self._readable(asked))
+        episode, following = self._next(addressed, self._readable(asked))
         reply = Turning(episode, episode.turns)
         episode.turns += 1
         episode.last = time.time()
@@ -175,12 +175,12 @@ class Recorder:
             return asked
         return replace(asked, messages=with_reminders(asked.messages, first=not asked.instructions))
 
-    async def count(self, place: RecordedEpisode | None, asked: TurnRequest) -> int:
+    async def count(self, addressed: RecordedEpisode | None, asked: TurnRequest) -> int:
         """See :class:`agentrl.recorder.wire.Answerer`. What was sampled counts as sampled, as in the turn itself."""
         asked = self._readable(asked)
         conversation = asked.conversation()
         reached = digests(conversation, beginning(asked.tools))
-        turns = place.tree.by_digest if place else self.episodes.unnamed
+        turns = addressed.tree.by_digest if addressed else self.episodes.unnamed
         before, size = match(conversation, reached, turns)
         following = Following(before, conversation[size:], conversation, reached[-1])
         before, _, new = await self._heard(Counter(), asked, following)
@@ -191,17 +191,17 @@ class Recorder:
         if reply.task is not None and _failed(reply.task):  # which also marks its error as seen
             reply.episode.counts["failed_turns"] += 1
 
-    def _next(self, place: RecordedEpisode | None, asked: TurnRequest) -> tuple[RecordedEpisode, Following]:
+    def _next(self, addressed: RecordedEpisode | None, asked: TurnRequest) -> tuple[RecordedEpisode, Following]:
         """The episode of a request, and what its turn follows."""
         named = self._named(addressed, asked.previous) if asked.previous else None
         conversation = asked.conversation(named.messages(instructions=False) if named else ())
         if asked.named:
             with contextlib.suppress(ApiError):  # another server's, or of another conversation: it names nothing here
-                named = self._named(place, asked.named)
+                named = self._named(addressed, asked.named)
         reached = digests(conversation, beginning(asked.tools))
         turns = addressed.tree.by_digest if addressed else self.episodes.unnamed
         before, size = match(conversation, reached, turns, named)
-        episode = place or (self.episodes.of_turn[before] if before else self.episodes.open(About()))
+        episode = addressed or (self.episodes.of_turn[before] if before else self.episodes.open(About()))
         return episode, Following(before, conversation[size:], conversation, reached[-1])
 
     def _named(self, addressed: RecordedEpisode | None, response: str) -> SampledTurn:

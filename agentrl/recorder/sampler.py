@@ -20,7 +20,7 @@ _LONG = 20_000  # characters that are encoded in a thread, since others wait mea
 
 
 Tell = Callable[[str, str | None], None]
-"""What a reader is told: more text, and what was thought before it."""
+"""What a reader is shown: more text, and what was thought before it."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Sampler:
             if tell:
                 shown += self._told(own.ids, before, tools, shown, max(map(len, stop), default=0), tell)
         parsed = self.codec.parse(own.ids, before, tools)
-        if tell and parsed.message.content.startswith(told) and (rest := parsed.message.content[len(told) :]):
+        if tell and parsed.message.content.startswith(shown) and (rest := parsed.message.content[len(shown) :]):
             tell(rest, parsed.message.reasoning)
         how: Literal["stop", "length", "cut"] = "stop" if ended else "cut" if turn.stop == "cut" else "length"
         return Turn(own.ids, own.logprobs, own.spans, how), parsed
@@ -91,7 +91,7 @@ class Sampler:
         ids: list[int],
         before: list[int],
         tools: str,
-        told: str,
+        shown: str,
         kept: int,
         tell: Callable[[str, str | None], None],
     ) -> str:

@@ -52,8 +52,8 @@ def recording(recorder: Recorder, host: str) -> ASGIApp:
         episode = recorder.episodes.open(about, new_key())
         url = f"{request.base_url}episodes/{episode.name}"
         urls = {"base_url": f"{url}/v1", "anthropic_base_url": url}
-        found = {"id": episode.name, **urls, "api_key": episode.key, "model": recorder.model}
-        return JSONResponse(found, 201)
+        opened_episode = {"id": episode.name, **urls, "api_key": episode.key, "model": recorder.model}
+        return JSONResponse(opened_episode, 201)
 
     async def rewarded(request: Request) -> Response:
         episode = recorder.place_of(key_of(request), request.path_params["episode"])

@@ -37,12 +37,12 @@ def sampled_turn(
     reached: bytes,
     before: SampledTurn | None,
     heard: tuple[list[Message], list[int]],
-    said: tuple[Turn, Message],
+    sampled: tuple[Turn, Message],
     sampling: str,
 ) -> SampledTurn:
     """A turn as it is kept: after ``before``, messages and tokens were heard, and a turn was sampled, with its message.
     ``reached`` is the digest of the conversation before it."""
-    turn, message = said
+    turn, message = sampled
     return SampledTurn(
         number=reply.number,
         parent=before,

@@ -286,7 +286,7 @@ class Reply:
 
 
 class Answerer(Protocol):
-    """Who answers requests. ``place`` is what its ``place_of`` found."""
+    """Who answers requests. ``addressed`` is what its ``place_of`` found."""
 
     model: str
 
@@ -294,12 +294,12 @@ class Answerer(Protocol):
         """Whose request it is, by its key and by the episode that path or header name. Raises ApiError."""
         ...
 
-    async def ask(self, place: Any, asked: TurnRequest, digest: str, again: bool) -> Reply:
+    async def ask(self, addressed: Any, asked: TurnRequest, digest: str, again: bool) -> Reply:
         """The turn under way. ``digest`` is that of the request, streamed or whole; ``again`` says that the client sent
         it before."""
         ...
 
-    async def count(self, place: Any, asked: TurnRequest) -> int:
+    async def count(self, addressed: Any, asked: TurnRequest) -> int:
         """The number of tokens of a conversation up to the turn that it asks for."""
         ...
 

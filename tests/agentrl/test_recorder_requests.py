@@ -141,7 +141,7 @@ def test_what_cannot_be_served_is_refused_with_its_reason(
         )
         assert "n: " in both.json()["error"]["message"]
         assert "seed: " in both.json()["error"]["message"]
-        with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9' here; it is 'tiny'"):
+        with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9' here; this server serves 'tiny'"):
             server.client().chat.completions.create(model="gpt-9", messages=user)  # type: ignore[arg-type]
         assert httpx.get(f"{server.url}/v1/embeddings").json()["error"]["message"].startswith("there is no GET")
         assert httpx.get(f"{server.url}/v1/models", headers={"host": "evil.example"}).status_code == 403

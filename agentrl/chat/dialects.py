@@ -185,6 +185,10 @@ def _settled(trial: Trial, remarks: list[str]) -> Trial:
         codec.cannot["tools"] = f"{template.calls_refused}; {INSTEAD}"
     remarks += [f"{what} is refused: {reason}" for what, reason in codec.cannot.items()]
     codec.remarks = [*remarks, *_differences(outcomes, codec.cannot)]
+    of_tools = [
+        text for text in remarks if text in (NO_CALLS, NO_TOOLS, NO_ANSWERS, ids) or text.startswith("tools is ref")
+    ]
+    codec.matters_with = {"tools": of_tools, "reasoning": [text for text in remarks if text == NO_REASONING]}
     return trial
 
 

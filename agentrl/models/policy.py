@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,6 +65,14 @@ def processor_has_bfloat16() -> bool:
     return any(has for name, has in torch.cpu.get_capabilities().items() if "bf16" in name)
 
 
+DIALECT = "dialect "
+"""How warnings of dialects begin. They name no model, so that a run says each of them once for all its stages."""
+
+
+def _warn(dialect: str, remark: str) -> None:
+    warnings.warn(f"{DIALECT}{dialect}: {remark}", stacklevel=2)
+
+
 class Speaker:
     """The side of a policy that needs no weights: how messages become tokens."""
 
@@ -73,13 +81,17 @@ class Speaker:
 
     @cached_property
     def codec(self) -> ChatCodec:
-        """How messages become tokens. What a user should know of the dialect found is given as warnings.
+        """How messages become tokens. What a user should know of the dialect found is given as warnings: of tools and
+        of reasoning when a conversation first has them, and never if none does.
 
         Raises ValueError if no dialect fits the tokenizer.
         """
         codec = find_dialect(self.tokenizer)
+        codec.tell = partial(_warn, codec.dialect)
+        later = {remark for remarks in codec.matters_with.values() for remark in remarks}
         for remark in codec.remarks:
-            warnings.warn(f"dialect {codec.dialect} of model {self.name}: {remark}", stacklevel=3)
+            if remark not in later:
+                codec.tell(remark)
         return codec
 
     @cached_property

@@ -9,6 +9,7 @@
 - 1,024 episodes in flight against an engine that answers at once.
 - The embedded engine against vLLM's CPU build with the same model in float32, by the clock, in turn. It needs
   VLLM_PYTHON, the interpreter of an environment that has vLLM (`make test-vllm` makes one).
+- SmolLM2-135M against ``generate()`` of transformers, if `make smollm` was run.
 
 The model is trained for some steps first, so that conversations have the turns and lengths of real ones. It computes in
 one thread; vLLM keeps one of two cores for its own scheduler and computes in one thread too.
@@ -30,6 +31,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
+import smollm_speed
 import torch
 from exactness import judged, train
 from transformers import GenerationConfig
@@ -248,6 +250,15 @@ def against_vllm(policy: Policy, tasks: list[Task], repeats: int) -> bool:
     return judged("embedded engine against vLLM's CPU build", theirs / ours, 1.0, "x")
 
 
+def real_model() -> bool:
+    """SmolLM2 against ``generate()`` of transformers, if it is there."""
+    ratio = smollm_speed.ratio("sampling", smollm_speed.sampling)
+    met = ratio is None or ratio >= smollm_speed.TARGET
+    if ratio is not None:
+        print(f"SmolLM2: ours / generate() {ratio:.2f} x, target {smollm_speed.TARGET:g}  {'met' if met else 'MISSED'}")
+    return met
+
+
 def main() -> int:
     logging.set_verbosity_error()
     torch.set_num_threads(1)  # as our pipelines do: a second thread costs a small model more than it brings
@@ -261,6 +272,7 @@ def main() -> int:
         cache_across_turns(policy, tasks[:n_tasks], repeats),
         slow_tools(policy, tasks[:slow]),
         against_vllm(policy, tasks[:n_tasks], 3),
+        real_model(),
     ]
     return int(os.environ.get("CHECK") == "1" and not all(met))
 

@@ -3,7 +3,8 @@
 The same model, rows and batch sizes on every side; sides take turns, and the best of several rounds counts, so that
 other work on the machine weighs little. Tokens are those of the rows, without padding. Prints one line for each
 figure: the figure, the target, and `met` or `MISSED`. ``CHECK=1`` turns a miss into exit code 1. ``SCALE=small`` takes
-under a minute. ``THREADS`` (1) are torch's. On a CUDA machine a model of 0.5 B parameters is measured too.
+under a minute. ``THREADS`` (1) are torch's. On a CUDA machine a model of 0.5 B parameters is measured too,
+and everywhere SmolLM2, by CPU seconds, if `make smollm` was run.
 """
 
 import logging
@@ -184,6 +185,13 @@ def memory() -> None:
     line("log-probs: peak memory, ours / plain", used["ours"] / used["plain"], 0.25, "x", at_least=False)
 
 
+def real() -> None:
+    import smollm_speed
+
+    if ratio := smollm_speed.ratio("GRPO update", smollm_speed.update):
+        line("GRPO update, SmolLM2: ours / TRL", ratio, smollm_speed.TARGET, "x")
+
+
 def main() -> None:
     import torch
     import transformers
@@ -194,6 +202,7 @@ def main() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     memory()
     speed(False, "0.5 M")
+    real()
     if torch.cuda.is_available():
         speed(True, "0.5 B")
     sys.exit(1 if misses and os.environ.get("CHECK") == "1" else 0)

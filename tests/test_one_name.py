@@ -158,7 +158,7 @@ def test_the_whole_quickstart_runs_from_the_wheel(python: Path, project: Path) -
     stages = json.loads(ran)["stages"]
     assert {stage["status"] for stage in stages.values()} == {"ran"}
     [page] = (project / "store/artifacts/report").rglob("report.html")
-    assert page.stat().st_size > 100_000
+    assert "<svg" in page.read_text(), "curves"
     measured = called(python, project, "-m", "agentrl.flows.cli", "show", "eval_grpo", "--json")
     assert json.loads(measured)["metrics"]["success"] > 0.9
     assert "everything is up to date" in called(python, project, "-m", "agentrl.flows.cli", "run", "quickstart")

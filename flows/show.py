@@ -12,6 +12,7 @@ from agentrl.flows.display import metrics_text, seconds
 from agentrl.pipelines.plan.placement import Placed, Placement
 from agentrl.pipelines.plan.plan import Plan, Status
 from agentrl.pipelines.results.coverage import COLUMNS, covered
+from agentrl.pipelines.results.gains import gain_of
 from agentrl.pipelines.results.gc import Garbage
 from agentrl.pipelines.results.lineage import Lineage
 from agentrl.pipelines.run.runs import Run, local_time, summary
@@ -123,6 +124,8 @@ def print_artifact(console: Console, manifest: Manifest, catalog: Catalog) -> No
     console.print(table)
     if manifest.metrics:
         console.print(metrics_text(manifest.metrics), markup=False, highlight=False)
+    if "success_low" in manifest.metrics and (gained := gain_of(catalog, manifest)):
+        console.print(str(gained), markup=False, highlight=False, soft_wrap=True)
     if lines := covered(catalog, manifest):
         console.print("coverage: each ticket was trained on once", markup=False, highlight=False)
         table = _table(*COLUMNS)

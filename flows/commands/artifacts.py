@@ -42,8 +42,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one run with durations, cache hits and failures, or one artifact: its outputs, metrics and warnings, and the
-    funnel of a curation."""
+    funnel of a curation, and what training gained over the control for sharpening."""
     from agentrl.flows.show import funnel_of, print_artifact, print_run
+    from agentrl.pipelines.results.gains import gain_of
     from agentrl.pipelines.results.lineage import find_artifact
     from agentrl.pipelines.run.runs import find_run
 
@@ -58,7 +59,9 @@ def show(
                 print_artifact(console(), manifest, catalog)
                 return
             levels = funnel_of(catalog, manifest)
-            say_json(manifest.model_dump(mode="json") | ({"funnel": levels} if levels else {}))
+            gained = gain_of(catalog, manifest) if "success_low" in manifest.metrics else None
+            more = ({"funnel": levels} if levels else {}) | ({"gain": gained.to_json()} if gained else {})
+            say_json(manifest.model_dump(mode="json") | more)
 
 
 @command(app)

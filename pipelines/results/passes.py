@@ -8,7 +8,8 @@ from agentrl.statistics.paired import Difference, difference, sign_flips
 from agentrl.statistics.passes import doubled, pass_at
 
 if TYPE_CHECKING:
-    from agentrl.pipelines.results.compare import Arm, Measured, Task
+    from agentrl.pipelines.results.arms import Arm
+    from agentrl.pipelines.results.measured import Measured, Task
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
@@ -40,7 +41,7 @@ from agentrl.schemas.trajectory import CONTROL
 from agentrl.schemas.trajectory import Trajectory as Row
 
 if TYPE_CHECKING:
-    from agentrl.pipelines.results.compare import Arm
+    from agentrl.pipelines.results.arms import Arm
     from agentrl.rollouts.attempts import Attempt
 
 
@@ -323,17 +324,19 @@ def compare(context: Context, config: CompareConfig, attempts: list[Trajectories
     seeds alone are one arm.
 
     ``differences`` has a row for each later arm: arm, than, mean (the difference of success), low, high (bootstrap over
-    tasks), p (McNemar's exact test, if all outcomes are 0 or 1), tasks, gained, lost, unshared, verdict in
-    words, and if each task was attempted several times, for pass@k of k 2, 4, ... the difference, its interval and the
-    p of a paired randomization test. ``tasks`` lists each task of both: env, task_id, prompt, before, after, and
-    whether it was gained or lost.
+    tasks), p (McNemar's exact test, if all outcomes are 0 or 1), tasks, gained, lost, unshared, verdict in words, word
+    (what it gained over the control for sharpening, see :mod:`agentrl.statistics.sharpening`), and if each task was
+    attempted several times, for pass@k of k 2, 4, ... the difference, its interval and the p of a paired randomization
+    test. ``tasks`` lists each task of both: env, task_id, prompt, before, after, and whether it was gained or lost.
     """
     from agentrl.datastore.artifacts.catalog import Catalog
-    from agentrl.pipelines.results.compare import compared, measure, verdict
+    from agentrl.pipelines.results.compare import compared, with_gains
+    from agentrl.pipelines.results.measured import measure
     from agentrl.pipelines.results.passes import pass_differences
 
     catalog = Catalog(context.buffer.store)
     comparison = compared([measure(catalog, selection, greedy=config.greedy) for selection in attempts])
+    comparison = replace(with_gains(catalog, comparison), greedy=config.greedy)
     if len(comparison.arms) < 2:
         raise ValueError(
             "attempts holds one arm; wire rollouts of two evaluations or more that differ not by seed alone"
@@ -342,8 +345,9 @@ def compare(context: Context, config: CompareConfig, attempts: list[Trajectories
     tasks: list[dict[str, Any]] = []
     for arm, contrast in comparison.differences():
         names = {"arm": arm.name, "than": comparison.arms[0].name}
-        conclusion = verdict(arm, comparison.arms[0], contrast)
-        row: dict[str, Any] = {**names, **vars(contrast), "verdict": conclusion}
+        conclusion, gain = comparison.said(arm, contrast), comparison.gains.get(arm.name)
+        word = gain.pooled.word.value if gain else None
+        row: dict[str, Any] = {**names, **vars(contrast), "verdict": conclusion, "word": word}
         for passed in pass_differences(arm, comparison.arms[0]):
             row |= passed.columns()
         differences.append(row)

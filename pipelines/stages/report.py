@@ -3,7 +3,7 @@
 import io
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -13,7 +13,10 @@ from agentrl.pipelines.parts.measures import FAILURES
 from agentrl.pipelines.printable import markdown, markdown_code, printable
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.pipelines.stages.tags import by_tag
-from agentrl.schemas.trajectory import Role
+from agentrl.schemas.trajectory import CONTROL, Role
+
+if TYPE_CHECKING:
+    from agentrl.pipelines.results.gains import Gain
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
 BLUE, ORANGE, GREY = "#2563eb", "#ea580c", "#94a3b8"
@@ -49,6 +52,7 @@ def training_report(
     overall = [row for row in results if row["level"] == -1]
     names = [row["policy"] for row in overall if row["decoding"] == "sampled"]
     curves = {table.stage: table.table().to_pylist() for table in metrics}
+    words = _gains(context, evaluations)
     shown = [
         {"stage": selection.stage, "trajectory": row, "turns": [_turn(message) for message in row.messages]}
         for selection in examples
@@ -59,9 +63,9 @@ def training_report(
         "fingerprint": context.fingerprint[:8],
         "seed": context.seed,
         "rows": [
-            {d: next(r for r in overall if r["policy"] == n and r["decoding"] == d) for d in ("sampled", "greedy")}
-            for n in names
+            _row(overall, name, words.get(table.fingerprint)) for name, table in zip(names, evaluations, strict=False)
         ],
+        "gains": list(map(str, words.values())),
         "examples": shown,
         "details": _details([row for row in overall if row["decoding"] == "sampled"]),
         "coverage": _coverage(context, metrics, curves),
@@ -75,6 +79,13 @@ def training_report(
         },
     }
     return context.report(_rendered(content))
+
+
+def _row(overall: list[dict[str, Any]], name: str, gain: "Gain | None") -> dict[str, Any]:
+    """What is told of a policy: its results by decoding, and a word for what it gained over its predecessor."""
+    ours = [row for row in overall if row["policy"] == name]
+    found = {one: next((row for row in ours if row["decoding"] == one), None) for one in ("sampled", "greedy", CONTROL)}
+    return {**found, "word": f"{gain.word} ({gain.than})" if gain else ""}
 
 
 DETAILS = {
@@ -152,6 +163,16 @@ def _worse(context: Context, evaluations: list[Table]) -> list[str]:
     return losses
 
 
+def _gains(context: Context, evaluations: list[Table]) -> "dict[str, Gain]":
+    """What training gained over the control for sharpening, by the fingerprint of the evaluation that shows it."""
+    from agentrl.datastore.artifacts.catalog import Catalog
+    from agentrl.pipelines.results.gains import gains
+
+    catalog = Catalog(context.buffer.store)
+    manifests = [catalog.manifest(table.stage, table.fingerprint) for table in evaluations]
+    return gains(catalog, [one for one in manifests if one])
+
+
 def _rendered(content: dict[str, Any]) -> dict[str, str]:
     """The files of a report, by name."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -175,12 +196,13 @@ def _rendered(content: dict[str, Any]) -> dict[str, str]:
 def _sweeps(context: Context, attempts: list[Trajectories]) -> list[dict[str, Any]]:
     """A table for each set of evaluations whose policies were made in the same way: its columns, rows and verdicts."""
     from agentrl.datastore.artifacts.catalog import Catalog
-    from agentrl.pipelines.results.compare import measure, sweeps
+    from agentrl.pipelines.results.compare import sweeps, with_gains
+    from agentrl.pipelines.results.measured import measure
 
     catalog = Catalog(context.buffer.store)
     tables = []
     for comparison in sweeps([measure(catalog, selection) for selection in attempts]):
-        content = comparison.to_json()
+        content = with_gains(catalog, comparison).to_json()
         seeds = any(arm["seeds"] for arm in content["arms"])
         columns = [*comparison.keys, "seeds"] if seeds else comparison.keys
         rows = [{**arm, "cells": {**arm["settings"], "seeds": ", ".join(arm["seeds"])}} for arm in content["arms"]]
@@ -224,10 +246,13 @@ def _axes(title: str, ylabel: str) -> tuple[Any, Any]:
 
 def _success_plot(overall: list[dict[str, Any]], names: list[str]) -> str:
     figure, axes = _axes("Success by stage, with 95 % intervals", "success")
-    for decoding, color, shift in (("sampled", BLUE, -0.08), ("greedy", GREY, 0.08)):
-        rows = [next(r for r in overall if r["policy"] == name and r["decoding"] == decoding) for name in names]
+    for decoding, color, shift in (("sampled", BLUE, -0.08), ("greedy", GREY, 0.0), (CONTROL, ORANGE, 0.08)):
+        known = {r["policy"]: r for r in overall if r["decoding"] == decoding}
+        if not all(name in known for name in names):
+            continue  # the control was not run
+        rows = [known[name] for name in names]
         errors = [[r["success"] - r["low"] for r in rows], [r["high"] - r["success"] for r in rows]]
-        label = "temperature 1" if decoding == "sampled" else "greedy"
+        label = {"sampled": "temperature 1", CONTROL: "best temperature"}.get(decoding, decoding)
         places = [index + shift for index in range(len(rows))]
         axes.errorbar(places, [r["success"] for r in rows], errors, fmt="o-", color=color, capsize=3, label=label)
     axes.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])

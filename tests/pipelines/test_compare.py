@@ -124,7 +124,7 @@ def test_the_report_has_the_same_table(store: str) -> None:
     assert "## Sweep over share, shift\n" in text
     assert "| share | shift | seeds | tasks | success at temperature 1 |\n| --- |" in text
     assert "| 0.6 | 0 | 0, 1, 2 | 199 | 0." in text
-    assert r"- share 0.6, shift 0 is better than share 0.4, shift 0: \+20." in text
+    assert r"- share 0.6, shift 0 is better at temperature 1 than share 0.4, shift 0: \+20." in text
     assert "<th>share</th><th>shift</th><th>seeds</th>" in (path / "report.html").read_text()
 
 
@@ -141,7 +141,8 @@ def test_two_artifacts_are_compared_task_by_task(store: str) -> None:
 def test_arms_that_are_made_in_different_ways_have_no_varied_keys(store: str) -> None:
     found = compare(Catalog(store), ["eval_else", "eval-fit-0.6-*"])
     assert found.keys == []
-    assert [arm.name for arm in found.arms] == ["eval_else", "eval-fit-0.6-0", "eval-fit-0.6-1", "eval-fit-0.6-2"]
+    assert [arm.name for arm in found.arms] == ["eval_else", "eval-fit-0.6-0 to eval-fit-0.6-2"], "seeds are pooled"
+    assert found.arms[1].seeds == ("0", "1", "2")
 
 
 def test_greedy_attempts_are_compared_apart(store: str) -> None:

@@ -20,7 +20,9 @@ from agentrl.datastore.artifacts.tokenizers import _CHARACTERS, keep
 from agentrl.datastore.buffer import TrajectoryBuffer, open_buffers
 from agentrl.pipelines import displays
 from agentrl.pipelines.handles import SELECTION_SCHEMA, Trajectories
-from agentrl.pipelines.results.compare import Arm, Comparison, Measured
+from agentrl.pipelines.results.arms import Arm
+from agentrl.pipelines.results.compare import Comparison
+from agentrl.pipelines.results.measured import Measured
 from agentrl.schemas.pair import Pair, PairKind
 from agentrl.schemas.trajectory import Message, RewardComponent, Role, Termination, ToolCall, Trajectory
 

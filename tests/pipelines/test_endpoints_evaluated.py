@@ -18,7 +18,8 @@ from agentrl.pipelines.file.load import load
 from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.parts.measures import FAILURES, failure
-from agentrl.pipelines.results.compare import Arm, Measured
+from agentrl.pipelines.results.arms import Arm
+from agentrl.pipelines.results.measured import Measured
 from agentrl.pipelines.results.passes import pass_differences
 from agentrl.pipelines.stages.evaluate import EvaluateConfig, evaluate
 from agentrl.pipelines.stages.tasks import generate

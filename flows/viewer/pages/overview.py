@@ -80,7 +80,7 @@ def what_if(
 
 def known_settings(catalog: Catalog, pipeline: str) -> KnownSettings:
     """What the stages of the pipeline's newest run were configured with. Raises RefusedError if no run is of it."""
-    from agentrl.pipelines.results.compare import flat_config
+    from agentrl.pipelines.results.measured import flat_config
 
     run = _newest(all_runs(catalog), pipeline)
     settings = []

@@ -73,10 +73,10 @@ def over_baseline(method: Difference, baseline: Difference | None) -> Judgement:
     return _null(method)
 
 
-def _null(found: Difference) -> Judgement:
-    most = max(found.high, 1 - 0.05 ** (1 / found.tasks) if not found.gained + found.lost else 0.0)
+def _null(contrast: Difference) -> Judgement:
+    most = max(contrast.high, 1 - 0.05 ** (1 / contrast.tasks) if not contrast.gained + contrast.lost else 0.0)
     if most > MARGIN:
-        few = f"{found.tasks} tasks are too few: a gain of up to {most * 100:.1f} points is not excluded"
+        few = f"{contrast.tasks} tasks are too few: a gain of up to {most * 100:.1f} points is not excluded"
         return Judgement(Learned.CANNOT_TELL, few)
     return Judgement(Learned.NONE)
 

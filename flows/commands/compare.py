@@ -36,15 +36,15 @@ def compare(
     from agentrl.pipelines.results.compare import compare as compute
 
     with looked_up():
-        found = compute(open_catalog(store), arms, greedy=greedy)
-        described = found.to_json()
+        comparison = compute(open_catalog(store), arms, greedy=greedy)
+        described = comparison.to_json()
     if as_json:
         say_json(described)
     else:
-        _print(found, described)
+        _print(comparison, described)
 
 
-def _print(found: "Comparison", described: dict[str, Any]) -> None:
+def _print(comparison: "Comparison", described: dict[str, Any]) -> None:
     from rich.table import Table
 
     from agentrl.pipelines.results.passes import PassDifference
@@ -54,28 +54,29 @@ def _print(found: "Comparison", described: dict[str, Any]) -> None:
         out.print(note, markup=False, highlight=False, soft_wrap=True)
     seeds = any(arm["seeds"] for arm in described["arms"])
     table = Table(box=None, pad_edge=False)
-    for column in (*(found.keys or ["policy"]), *(["seeds"] if seeds else []), "tasks", "success", "95 % interval"):
+    first = [*(comparison.keys or ["policy"]), *(["seeds"] if seeds else [])]
+    for column in (*first, "tasks", "success", "95 % interval"):
         table.add_column(column, overflow="fold")
     for arm in described["arms"]:
-        settings = [str(arm["settings"][key]) for key in found.keys] or [", ".join(dict.fromkeys(arm["policies"]))]
+        settings = [str(arm["settings"][key]) for key in comparison.keys] or [", ".join(dict.fromkeys(arm["policies"]))]
         success = arm["success"]
         interval = f"{success['low']:.3f} - {success['high']:.3f}"
         of_seeds = [", ".join(arm["seeds"])] if seeds else []
         table.add_row(*settings, *of_seeds, str(arm["tasks"]), f"{success['mean']:.3f}", interval)
-        for one in arm["by_seed"] if len(arm["by_seed"]) > 1 else []:
-            table.add_row(*[""] * len(settings), one["seed"], "", f"{one['success']:.3f}", "")
+        for seed in arm["by_seed"] if len(arm["by_seed"]) > 1 else []:
+            table.add_row(*[""] * len(settings), seed["seed"], "", f"{seed['success']:.3f}", "")
     out.print(table)
     for arm in described["arms"]:
         if arm["unscored"]:
             out.print(f"{arm['arm']}: {arm['unscored']} rows without an outcome are left out", markup=False)
-    for one in described["differences"]:
-        out.print(one["verdict"], markup=False, highlight=False, soft_wrap=True)
-        for seed in one["by_seed"]:
+    for contrast in described["differences"]:
+        out.print(contrast["verdict"], markup=False, highlight=False, soft_wrap=True)
+        for seed in contrast["by_seed"]:
             out.print(f"  seed {seed['seed']}: {seed['word']}", markup=False, highlight=False)
-        for passed in one["passes"]:
+        for passed in contrast["passes"]:
             out.print(f"  {PassDifference(**passed)}", markup=False, highlight=False, soft_wrap=True)
         for what in ("gained", "lost"):
-            names = one[f"tasks_{what}"]
+            names = contrast[f"tasks_{what}"]
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             if names:
                 out.print(f"  {what}: {', '.join(names[:SHOWN])}{more}", markup=False, highlight=False, soft_wrap=True)

@@ -73,12 +73,12 @@ def arms_of(measured: Sequence[Measured]) -> tuple[list[Arm], list[str]]:
 
 def _alike(measured: Sequence[Measured]) -> bool:
     """Whether all are made by the same stages in the same places, so that their settings can be compared."""
-    return len({shape_of(one) for one in measured}) == 1
+    return len({shape_of(run) for run in measured}) == 1
 
 
 def shape_of(measured: Measured) -> frozenset[tuple[Place, Any]]:
     """Which stages it is made by."""
-    return frozenset((place, value) for place, value in measured.settings.items() if place[-1] == "uses")
+    return frozenset((key_path, value) for key_path, value in measured.settings.items() if key_path[-1] == "uses")
 
 
 def is_seed(key: str) -> bool:
@@ -90,15 +90,17 @@ def _varied(measured: Sequence[Measured]) -> dict[str, list[Any]]:
     ways. A key is as short as it can be: ``beta``, or ``model.beta`` if another stage varies its ``beta`` too."""
     if not _alike(measured):
         return {}
-    places = dict.fromkeys(place for one in measured for place in one.settings)
-    found = {place: [one.settings.get(place) for one in measured] for place in places}
-    found = {place: values for place, values in found.items() if len(set(map(repr, values))) > 1}
-    return {_short(place, found): values for place, values in found.items()}
+    places = dict.fromkeys(key_path for run in measured for key_path in run.settings)
+    values_by_path = {key_path: [run.settings.get(key_path) for run in measured] for key_path in places}
+    values_by_path = {
+        key_path: values for key_path, values in values_by_path.items() if len(set(map(repr, values))) > 1
+    }
+    return {_short(key_path, values_by_path): values for key_path, values in values_by_path.items()}
 
 
-def _short(place: Place, among: Iterable[Place]) -> str:
-    others = [other for other in among if other != place]
-    *path, key = place
+def _short(key_path: Place, among: Iterable[Place]) -> str:
+    others = [other for other in among if other != key_path]
+    *path, key = key_path
     for name in (key.rpartition(".")[2], key):
         if not any(other[-1] == key or other[-1].rpartition(".")[2] == name for other in others):
             return name

@@ -37,9 +37,9 @@ class Comparison:
     def differences(self) -> list[tuple[Arm, Difference]]:
         return [(arm, arm.minus(self.arms[0])) for arm in self.arms[1:]]
 
-    def said(self, arm: Arm, found: Difference) -> str:
+    def said(self, arm: Arm, contrast: Difference) -> str:
         """The verdict on an arm: what it gained over the control, or why nobody can tell."""
-        plain = verdict(arm, self.arms[0], found)
+        plain = verdict(arm, self.arms[0], contrast)
         gained = self.gains.get(arm.name)
         if gained is None:
             return plain
@@ -55,7 +55,7 @@ class Comparison:
         by_seed = gained.by_seed if gained else {}
         return {
             "gain": gained.pooled.to_json() if gained else None,
-            "by_seed": [{"seed": seed, **one.to_json()} for seed, one in by_seed.items()],
+            "by_seed": [{"seed": seed, **gain_of_seed.to_json()} for seed, gain_of_seed in by_seed.items()],
         }
 
     def _repr_html_(self) -> str:
@@ -72,13 +72,13 @@ class Comparison:
         ]
         frame = displays.Frame()
         frame.add(displays.table(rows, columns))
-        for one in told["differences"]:
-            lists = {name: one[f"tasks_{name}"] for name in ("gained", "lost")}
+        for contrast in told["differences"]:
+            lists = {name: contrast[f"tasks_{name}"] for name in ("gained", "lost")}
             names = [
                 f"{name}: {', '.join(tasks[:20])}{' …' if len(tasks) > 20 else ''}" for name, tasks in lists.items()
             ]
-            names = [*(f"seed {seed['seed']}: {seed['word']}" for seed in one["by_seed"]), *names]
-            frame.block([("font-weight:600", one["verdict"]), ("", "".join(f"\n{line}" for line in names))], "")
+            names = [*(f"seed {seed['seed']}: {seed['word']}" for seed in contrast["by_seed"]), *names]
+            frame.block([("font-weight:600", contrast["verdict"]), ("", "".join(f"\n{line}" for line in names))], "")
         return frame.done()
 
     def to_json(self) -> dict[str, Any]:
@@ -106,14 +106,14 @@ class Comparison:
                 {
                     "arm": arm.name,
                     "than": self.arms[0].name,
-                    **vars(one),
-                    "verdict": self.said(arm, one),
+                    **vars(contrast),
+                    "verdict": self.said(arm, contrast),
                     **self._gained(arm),
                     "passes": [vars(passed) for passed in pass_differences(arm, self.arms[0])],
                     "tasks_gained": _changed(arm, self.arms[0], gained=True),
                     "tasks_lost": _changed(arm, self.arms[0], gained=False),
                 }
-                for arm, one in self.differences()
+                for arm, contrast in self.differences()
             ],
         }
 
@@ -135,20 +135,22 @@ def _changed(arm: Arm, than: Arm, *, gained: bool) -> list[str]:
     ]
 
 
-def verdict(arm: Arm, than: Arm, found: Difference) -> str:
+def verdict(arm: Arm, than: Arm, contrast: Difference) -> str:
     """What a difference says, in words."""
-    points = f"{found.mean * 100:+.1f} points (95 % interval {found.low * 100:+.1f} to {found.high * 100:+.1f})"
-    tasks = f"{found.gained} of {found.tasks} tasks gained, {found.lost} lost"
-    tasks += "" if found.p is None else f", McNemar {said_p(found.p)}"
-    unshared = f"; {found.unshared} tasks that only one of both attempted are left out" if found.unshared else ""
-    if found.shown:
-        word = "better" if found.mean > 0 else "worse"
+    points = (
+        f"{contrast.mean * 100:+.1f} points (95 % interval {contrast.low * 100:+.1f} to {contrast.high * 100:+.1f})"
+    )
+    tasks = f"{contrast.gained} of {contrast.tasks} tasks gained, {contrast.lost} lost"
+    tasks += "" if contrast.p is None else f", McNemar {said_p(contrast.p)}"
+    unshared = f"; {contrast.unshared} tasks that only one of both attempted are left out" if contrast.unshared else ""
+    if contrast.shown:
+        word = "better" if contrast.mean > 0 else "worse"
         return f"{arm.name} is {word} than {than.name}: {points}, {tasks}{unshared}"
-    if found.low > 0 or found.high < 0:
-        few = f"{found.gained + found.lost} tasks that changed are too few to say"
+    if contrast.low > 0 or contrast.high < 0:
+        few = f"{contrast.gained + contrast.lost} tasks that changed are too few to say"
         return f"no difference shown between {arm.name} and {than.name}: {points}, {tasks}{unshared}; {few}"
-    unseen = 1 - 0.05 ** (1 / found.tasks)  # the largest share of tasks that may change, though none of these did
-    wide = max(abs(found.low), abs(found.high), unseen if not found.gained + found.lost else 0) * 100
+    unseen = 1 - 0.05 ** (1 / contrast.tasks)  # the largest share of tasks that may change, though none of these did
+    wide = max(abs(contrast.low), abs(contrast.high), unseen if not contrast.gained + contrast.lost else 0) * 100
     return (
         f"no difference shown between {arm.name} and {than.name}: {points}, {tasks}{unshared}; "
         f"this comparison cannot see differences of less than about {wide:.1f} points"
@@ -161,30 +163,34 @@ def regressions(catalog: Catalog, evaluations: Iterable[Manifest]) -> list[str]:
     same tasks. Stages without ``results``, such as retries with a hint, are no evaluations, and are passed over."""
     buffer = TrajectoryBuffer(catalog.place.uri)
     by_model = {}
-    for one in evaluations:
-        inputs = one.ingredients.inputs
-        measured = "results" in one.outputs and has_outcomes(one)
+    for evaluation in evaluations:
+        inputs = evaluation.ingredients.inputs
+        measured = "results" in evaluation.outputs and has_outcomes(evaluation)
         if measured and len(inputs.get("model", [])) == 1 and inputs.get("tasks"):
             [model] = inputs["model"]
-            by_model[model.stage, model.fingerprint, inputs["tasks"][0].digest] = one
-    said = []
-    for (stage, fingerprint, tasks), one in by_model.items():
+            by_model[model.stage, model.fingerprint, inputs["tasks"][0].digest] = evaluation
+    losses = []
+    for (stage, fingerprint, tasks), evaluation in by_model.items():
         trained = catalog.manifest(stage, fingerprint)
         for parent in trained.ingredients.inputs.get("model", []) if trained else []:
             before = by_model.get((parent.stage, parent.fingerprint, tasks))
             if before is not None:
-                said += _worse(
-                    stage, parent.stage, *(measure(catalog, attempts_of(catalog, buffer, m)) for m in (one, before))
+                losses += _worse(
+                    stage,
+                    parent.stage,
+                    *(measure(catalog, attempts_of(catalog, buffer, m)) for m in (evaluation, before)),
                 )
-    return said
+    return losses
 
 
 def _worse(stage: str, parent: str, after: Measured, before: Measured) -> list[str]:
-    found = difference([before.outcomes], [after.outcomes])
-    if found.mean >= 0 or not found.shown:
+    contrast = difference([before.outcomes], [after.outcomes])
+    if contrast.mean >= 0 or not contrast.shown:
         return []
-    points = f"{found.mean * 100:+.1f} points (95 % interval {found.low * 100:+.1f} to {found.high * 100:+.1f})"
-    tasks = f"{found.lost} of {found.tasks} tasks lost, {found.gained} gained"
+    points = (
+        f"{contrast.mean * 100:+.1f} points (95 % interval {contrast.low * 100:+.1f} to {contrast.high * 100:+.1f})"
+    )
+    tasks = f"{contrast.lost} of {contrast.tasks} tasks lost, {contrast.gained} gained"
     return [f"{stage} made the policy worse than {parent}, which it trained: {points}, {tasks}"]
 
 
@@ -198,27 +204,27 @@ def compare(catalog: Catalog, names: Sequence[str], *, greedy: bool = False) -> 
     named = [_measured(catalog, name) for name in names]
     manifests = {(m.ingredients.stage, m.fingerprint): m for each, _ in named for m in each}
     handles = [attempts_of(catalog, buffer, manifest) for manifest in manifests.values()]
-    found = compared([measure(catalog, handle, greedy=greedy) for handle in handles])
-    return replace(with_gains(catalog, found), notes=[note for _, note in named if note], greedy=greedy)
+    comparison = compared([measure(catalog, handle, greedy=greedy) for handle in handles])
+    return replace(with_gains(catalog, comparison), notes=[note for _, note in named if note], greedy=greedy)
 
 
 def compared(measured: Sequence[Measured]) -> Comparison:
     """Arms from artifacts: those that differ by seeds alone are one arm. Settings are compared between arms that are
     made by the same stages in the same places."""
     groups: dict[Any, list[Measured]] = {}
-    for one in measured:
-        groups.setdefault(shape_of(one), []).append(one)
+    for run in measured:
+        groups.setdefault(shape_of(run), []).append(run)
     parts = [arms_of(group) for group in groups.values()]
     if len(parts) == 1:
         return Comparison(*parts[0])
-    order = {one.label: place for place, one in enumerate(measured)}
+    order = {run.label: position for position, run in enumerate(measured)}
     arms = [replace(arm, varied={}) if len(group) == 1 else arm for group, _ in parts for arm in group]
     return Comparison(sorted(arms, key=lambda arm: min(order[run.label] for run in arm.runs)), [])
 
 
 def with_gains(catalog: Catalog, comparison: Comparison) -> Comparison:
     """A comparison with what each arm after the first gained over the first, if both are evaluations of policies."""
-    arms, found = comparison.arms, {}
+    arms, gained = comparison.arms, {}
     for arm in arms[1:]:
         pairs = _pairs(arms[0], arm)
         if not all("results" in run.manifest.outputs for pair in pairs for run in pair):
@@ -233,8 +239,8 @@ def with_gains(catalog: Catalog, comparison: Comparison) -> Comparison:
         pooled_gain = gain([before for before, _ in sides], [after for _, after in sides])
         seeds = arm.seeds if len(pairs) == len(arm.runs) > 1 else ()
         by_seed = {seed: gain([before], [after]) for seed, (before, after) in zip(seeds, sides, strict=False)}
-        found[arm.name] = ArmGain(pooled_gain, by_seed)
-    return replace(comparison, gains=found)
+        gained[arm.name] = ArmGain(pooled_gain, by_seed)
+    return replace(comparison, gains=gained)
 
 
 def _pairs(before: Arm, after: Arm) -> list[tuple[Measured, Measured]]:
@@ -248,8 +254,8 @@ def _pairs(before: Arm, after: Arm) -> list[tuple[Measured, Measured]]:
 def sweeps(measured: Sequence[Measured]) -> list[Comparison]:
     """A comparison for each set of two artifacts or more that are made in the same way."""
     groups: dict[Any, list[Measured]] = {}
-    for one in measured:
-        groups.setdefault(shape_of(one), []).append(one)
+    for run in measured:
+        groups.setdefault(shape_of(run), []).append(run)
     return [compared(group) for group in groups.values() if len(group) > 1]
 
 
@@ -263,17 +269,17 @@ def _measured(catalog: Catalog, name: str) -> tuple[list[Manifest], str]:
     if "*" in name and not copies:
         raise LookupError(f"no stage is called like {name!r}{did_you_mean(name.replace('*', ''), stages)}")
     if copies:
-        found = [one for copy in copies for one in catalog.manifests(copy)[:1]]
-        return [one for one in found if has_outcomes(one)] or _refuse(name, found[0]), ""
+        manifests = [manifest for copy in copies for manifest in catalog.manifests(copy)[:1]]
+        return [manifest for manifest in manifests if has_outcomes(manifest)] or _refuse(name, manifests[0]), ""
     manifest = find_artifact(catalog, name)
     if not has_outcomes(manifest):
         readers = [
-            one
-            for one in catalog.all()
-            if one.ingredients.uses == "evaluate.policy"
-            and any(_same(record, manifest) for record in one.ingredients.inputs.get("model", []))
+            manifest
+            for manifest in catalog.all()
+            if manifest.ingredients.uses == "evaluate.policy"
+            and any(_same(record, manifest) for record in manifest.ingredients.inputs.get("model", []))
         ]
-        [manifest] = sorted(readers, key=lambda one: one.created_at)[-1:] or _refuse(name, manifest)
+        [manifest] = sorted(readers, key=lambda manifest: manifest.created_at)[-1:] or _refuse(name, manifest)
     if name not in stages:
         return [manifest], ""
     return _with_other_seeds(catalog, manifest)
@@ -285,18 +291,22 @@ def _with_other_seeds(catalog: Catalog, newest: Manifest) -> tuple[list[Manifest
     known: dict[Any, Lineage] = {}
     stage = newest.ingredients.stage
 
-    def settings(one: Manifest) -> tuple[dict[Place, Any], str]:
-        found = settings_of(lineage(catalog, stage, one.fingerprint, known))
-        seeds = {place: value for place, value in found.items() if is_seed(place[-1])}
-        return {place: value for place, value in found.items() if place not in seeds}, repr(seeds)
+    def settings(artifact: Manifest) -> tuple[dict[Place, Any], str]:
+        settings_found = settings_of(lineage(catalog, stage, artifact.fingerprint, known))
+        seeds = {key_path: value for key_path, value in settings_found.items() if is_seed(key_path[-1])}
+        return {key_path: value for key_path, value in settings_found.items() if key_path not in seeds}, repr(seeds)
 
-    others = [one for one in catalog.manifests(stage) if one.fingerprint != newest.fingerprint and has_outcomes(one)]
+    others = [
+        artifact
+        for artifact in catalog.manifests(stage)
+        if artifact.fingerprint != newest.fingerprint and has_outcomes(artifact)
+    ]
     same, seed = settings(newest)
     chosen, left = {seed: newest}, 0
-    for one in others:
-        theirs, seed = settings(one)
+    for artifact in others:
+        theirs, seed = settings(artifact)
         if theirs == same:
-            chosen.setdefault(seed, one)
+            chosen.setdefault(seed, artifact)
         else:
             left += 1
     note = f"{stage}: {left} older artifacts with other settings are left out; name them as {stage}/FINGERPRINT"

@@ -41,7 +41,7 @@ def policy_outcomes(catalog: Catalog, manifest: Manifest, policy: str = "") -> P
     sampled, greedy, control = (_outcomes(drawn_as(rows, decoding)) for decoding in ("sampled", "greedy", CONTROL))
     temperature = _best_temperature(catalog, manifest)
     best = {None: None, 0.0: greedy, 1.0: sampled}.get(temperature, control)
-    models = [one.stage for one in manifest.ingredients.inputs.get("model", [])]
+    models = [record.stage for record in manifest.ingredients.inputs.get("model", [])]
     named = policy or (models or [manifest.ingredients.stage])[0]
     return PolicyOutcomes(manifest.ingredients.stage, named, sampled, greedy, best, temperature)
 
@@ -85,19 +85,19 @@ class Gain:
 
     def __str__(self) -> str:
         """In words, with the differences that say so."""
-        at = ", ".join(f"{one:g}" for one in dict.fromkeys(self.control))
+        at = ", ".join(f"{temperature:g}" for temperature in dict.fromkeys(self.control))
         kinds = {"best": f"over {self.than} at its best temperature {at}", "sampled": "at temperature 1"}
         told = []
         for kind, how in (kinds | {"greedy": "greedy"}).items():
-            if one := getattr(self, kind):
+            if contrast := getattr(self, kind):
                 before, after = self.levels[kind]
-                told.append(f"{how}: {before:.3f} -> {after:.3f}, {in_words(one, self.test)}")
+                told.append(f"{how}: {before:.3f} -> {after:.3f}, {in_words(contrast, self.test)}")
         why = f" ({self.judgement.why})" if self.judgement.why else ""
         return "; ".join([f"{self.verdict}{why}", *told])
 
     def to_json(self) -> dict[str, Any]:
         differences = {name: getattr(self, name) for name in ("sampled", "greedy", "best")}
-        told = {name: vars(one) if one else None for name, one in differences.items()}
+        told = {name: vars(value) if value else None for name, value in differences.items()}
         who = {"policy": self.policy, "than": self.than, "word": self.word, "why": self.judgement.why}
         return {**who, **told, "levels": self.levels, "control": list(self.control), "said": str(self)}
 
@@ -111,10 +111,12 @@ _SAID = {
 }
 
 
-def in_words(found: Difference, test: str = "McNemar") -> str:
-    points = f"{found.mean * 100:+.1f} points (95 % interval {found.low * 100:+.1f} to {found.high * 100:+.1f})"
-    p = "" if found.p is None else f", {test} {said_p(found.p)}"
-    return f"{points}, {found.gained} gained, {found.lost} lost of {found.tasks} tasks{p}"
+def in_words(contrast: Difference, test: str = "McNemar") -> str:
+    points = (
+        f"{contrast.mean * 100:+.1f} points (95 % interval {contrast.low * 100:+.1f} to {contrast.high * 100:+.1f})"
+    )
+    p = "" if contrast.p is None else f", {test} {said_p(contrast.p)}"
+    return f"{points}, {contrast.gained} gained, {contrast.lost} lost of {contrast.tasks} tasks{p}"
 
 
 def gain(before: Sequence[PolicyOutcomes], after: Sequence[PolicyOutcomes]) -> Gain:
@@ -122,36 +124,38 @@ def gain(before: Sequence[PolicyOutcomes], after: Sequence[PolicyOutcomes]) -> G
     kinds = ("sampled", "greedy", "best")
     sampled, greedy, best = (_difference(before, after, kind) for kind in kinds)
     levels = {kind: (_mean(before, kind), _mean(after, kind)) for kind in kinds if _measured(before, after, kind)}
-    found = judged(best, sampled)
-    stages = list(dict.fromkeys(one.stage for one in (*before, *after) if one.best is None))
+    judgement = judged(best, sampled)
+    stages = list(dict.fromkeys(outcomes.stage for outcomes in (*before, *after) if outcomes.best is None))
     lacking = ", ".join(stages[:2]) + (f" and {len(stages) - 2} more" if len(stages) > 2 else "")
     if not before or (best is None and not lacking):
-        found = Judgement(found.word, "they share no seed" if not before else "they share no task")
+        judgement = Judgement(judgement.word, "they share no seed" if not before else "they share no task")
     elif lacking:
-        found = Judgement(found.word, f"the control was not run; set inputs.dev of {lacking}, as in dev: tasks.dev")
-    control = [one.temperature for one in before if one.temperature is not None]
-    once = {outcome for one in (*before, *after) for outcome in one.sampled.values()} <= {0.0, 1.0}
+        judgement = Judgement(
+            judgement.word, f"the control was not run; set inputs.dev of {lacking}, as in dev: tasks.dev"
+        )
+    control = [outcomes.temperature for outcomes in before if outcomes.temperature is not None]
+    once = {outcome for outcomes in (*before, *after) for outcome in outcomes.sampled.values()} <= {0.0, 1.0}
     test = "exact McNemar" if once else "randomization"
-    return Gain(_name(after), _name(before), found, sampled, greedy, best, levels, test, control)
+    return Gain(_name(after), _name(before), judgement, sampled, greedy, best, levels, test, control)
 
 
 def _name(each: Sequence[PolicyOutcomes]) -> str:
-    return ", ".join(dict.fromkeys(one.policy for one in each))
+    return ", ".join(dict.fromkeys(outcomes.policy for outcomes in each))
 
 
 def _measured(before: Sequence[PolicyOutcomes], after: Sequence[PolicyOutcomes], kind: str) -> bool:
-    return bool(before) and all(getattr(one, kind) for one in (*before, *after))
+    return bool(before) and all(getattr(outcomes, kind) for outcomes in (*before, *after))
 
 
 def _mean(each: Sequence[PolicyOutcomes], kind: str) -> float:
-    return fmean(outcome for one in each for outcome in getattr(one, kind).values())
+    return fmean(outcome for outcomes in each for outcome in getattr(outcomes, kind).values())
 
 
 def _difference(before: Sequence[PolicyOutcomes], after: Sequence[PolicyOutcomes], kind: str) -> Difference | None:
     if not _measured(before, after, kind):
         return None
     try:
-        return paired(*([getattr(one, kind) for one in each] for each in (before, after)))
+        return paired(*([getattr(outcomes, kind) for outcomes in each] for each in (before, after)))
     except ValueError:  # they share no task
         return None
 
@@ -159,22 +163,22 @@ def _difference(before: Sequence[PolicyOutcomes], after: Sequence[PolicyOutcomes
 def gains(catalog: Catalog, evaluations: Iterable[Manifest]) -> dict[str, Gain]:
     """What each of ``evaluations`` shows that training made of its policy, by its fingerprint, over the nearest
     predecessor of which one of them is on the same tasks. A policy without one is left out."""
-    known = {key: one for one in evaluations for key in _measured_of(one)}
+    known = {key: evaluation for evaluation in evaluations for key in _measured_of(evaluation)}
     outcomes: dict[str, PolicyOutcomes] = {}
 
-    def of(one: Manifest) -> PolicyOutcomes:
-        if one.fingerprint not in outcomes:
-            outcomes[one.fingerprint] = policy_outcomes(catalog, one)
-        return outcomes[one.fingerprint]
+    def of(evaluation: Manifest) -> PolicyOutcomes:
+        if evaluation.fingerprint not in outcomes:
+            outcomes[evaluation.fingerprint] = policy_outcomes(catalog, evaluation)
+        return outcomes[evaluation.fingerprint]
 
-    found = {}
-    for (policy, tasks), one in known.items():
+    gained = {}
+    for (policy, tasks), evaluation in known.items():
         before = next(
             (known[ancestor, tasks] for ancestor in ancestors(catalog, policy) if (ancestor, tasks) in known), None
         )
         if before is not None:
-            found[one.fingerprint] = gain([of(before)], [of(one)])
-    return found
+            gained[evaluation.fingerprint] = gain([of(before)], [of(evaluation)])
+    return gained
 
 
 def _measured_of(manifest: Manifest) -> list[tuple[Policy, str | None]]:
@@ -200,11 +204,15 @@ def ancestors(catalog: Catalog, policy: Policy) -> Iterator[Policy]:
 def gain_of(catalog: Catalog, evaluation: Manifest) -> Gain | None:
     """What one evaluation shows, with the newest one of the store of its nearest predecessor on the same tasks."""
     older = [
-        one
-        for one in catalog.all()
-        if one.ingredients.uses == evaluation.ingredients.uses and one.fingerprint != evaluation.fingerprint
+        manifest
+        for manifest in catalog.all()
+        if manifest.ingredients.uses == evaluation.ingredients.uses and manifest.fingerprint != evaluation.fingerprint
     ]
-    newest = {key: one for one in sorted(older, key=lambda one: one.created_at) for key in _measured_of(one)}
+    newest = {
+        key: manifest
+        for manifest in sorted(older, key=lambda manifest: manifest.created_at)
+        for key in _measured_of(manifest)
+    }
     for policy, tasks in _measured_of(evaluation):
         for ancestor in ancestors(catalog, policy):
             if before := newest.get((ancestor, tasks)):

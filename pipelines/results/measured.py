@@ -44,7 +44,7 @@ def has_outcomes(manifest: Manifest) -> bool:
 
 
 def attempts_of(catalog: Catalog, buffer: TrajectoryBuffer, manifest: Manifest) -> Trajectories:
-    output = next(name for name, one in manifest.outputs.items() if one.kind is Kind.TRAJECTORIES)
+    output = next(name for name, output in manifest.outputs.items() if output.kind is Kind.TRAJECTORIES)
     record = InputRecord(stage=manifest.ingredients.stage, output=output, fingerprint=manifest.fingerprint)
     handle = open_output(record, catalog, buffer)
     assert isinstance(handle, Trajectories)
@@ -67,13 +67,13 @@ def drawn_as(rows: Sequence[Mapping[str, Any]], decoding: str) -> list[Mapping[s
 
 def counts_of(rows: Sequence[Mapping[str, Any]]) -> dict[Task, tuple[int, int]]:
     """Attempts at each task that were scored, and how many of them succeeded."""
-    found: dict[Task, tuple[int, int]] = {}
+    counts: dict[Task, tuple[int, int]] = {}
     for row in rows:
         if row["success"] is not None:
             task = (row["env"], row["task_id"], row["prompt"])
-            attempts, successes = found.get(task, (0, 0))
-            found[task] = (attempts + 1, successes + row["success"])
-    return found
+            attempts, successes = counts.get(task, (0, 0))
+            counts[task] = (attempts + 1, successes + row["success"])
+    return counts
 
 
 def measure(catalog: Catalog, handle: Trajectories, *, greedy: bool = False) -> Measured:
@@ -92,26 +92,26 @@ def measure(catalog: Catalog, handle: Trajectories, *, greedy: bool = False) -> 
         raise LookupError(f"{root.label} has no {what} with an outcome")
     unscored = sum(row["success"] is None for row in rows)
     outcomes = {task: successes / attempts for task, (attempts, successes) in counts.items()}
-    models = [one.stage for one in root.manifest.ingredients.inputs.get("model", [])]
+    models = [record.stage for record in root.manifest.ingredients.inputs.get("model", [])]
     return Measured(root.manifest, (models or [handle.stage])[0], outcomes, settings_of(root), unscored, counts)
 
 
 def settings_of(root: Lineage) -> dict[Place, Any]:
     """Config, seed, code and outside content of an artifact and of all below it, each artifact at its first place."""
-    found: dict[Place, Any] = {}
+    values: dict[Place, Any] = {}
     seen = {root.key}
     todo: list[tuple[Place, Lineage]] = [((), root)]
     while todo:
-        place, node = todo.pop(0)
+        key_path, node = todo.pop(0)
         if node.manifest:
-            found |= {(*place, key): value for key, value in _own_settings(node.manifest).items()}
+            values |= {(*key_path, key): value for key, value in _own_settings(node.manifest).items()}
         counts: dict[str, int] = {}
         for name, below in node.inputs:
             number = counts[name] = counts.get(name, -1) + 1
             if below.key not in seen:
                 seen.add(below.key)
-                todo.append(((*place, f"{name}[{number}]" if number else name), below))
-    return found
+                todo.append(((*key_path, f"{name}[{number}]" if number else name), below))
+    return values
 
 
 def _own_settings(manifest: Manifest) -> dict[str, Any]:
@@ -126,5 +126,5 @@ def flat_config(value: Any, key: str = "") -> dict[str, Any]:
     """A config as dotted keys and plain values; a list is one value."""
     if isinstance(value, dict) and value:
         inner = (flat_config(item, f"{key}.{name}" if key else name) for name, item in value.items())
-        return {name: one for part in inner for name, one in part.items()}
+        return {name: leaf for part in inner for name, leaf in part.items()}
     return {key: value} if key else {}

@@ -84,8 +84,11 @@ def training_report(
 def _row(overall: list[dict[str, Any]], name: str, gain: "Gain | None") -> dict[str, Any]:
     """What is told of a policy: its results by decoding, and a word for what it gained over its predecessor."""
     ours = [row for row in overall if row["policy"] == name]
-    found = {one: next((row for row in ours if row["decoding"] == one), None) for one in ("sampled", "greedy", CONTROL)}
-    return {**found, "word": f"{gain.word} ({gain.than})" if gain else ""}
+    results = {
+        decoding: next((row for row in ours if row["decoding"] == decoding), None)
+        for decoding in ("sampled", "greedy", CONTROL)
+    }
+    return {**results, "word": f"{gain.word} ({gain.than})" if gain else ""}
 
 
 DETAILS = {
@@ -170,7 +173,7 @@ def _gains(context: Context, evaluations: list[Table]) -> "dict[str, Gain]":
 
     catalog = Catalog(context.buffer.store)
     manifests = [catalog.manifest(table.stage, table.fingerprint) for table in evaluations]
-    return gains(catalog, [one for one in manifests if one])
+    return gains(catalog, [manifest for manifest in manifests if manifest])
 
 
 def _rendered(content: dict[str, Any]) -> dict[str, str]:

@@ -78,7 +78,7 @@ def evaluations(artifacts: Artifacts) -> Evaluations:
 def compared(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDifference:
     """How ``arm`` differs from ``than``, as `agentrl compare` says it. Raises RefusedError if one of them was not
     measured, or they share no task."""
-    from agentrl.pipelines.results.compare import compare, verdict
+    from agentrl.pipelines.results.compare import compare
 
     try:
         comparison = compare(catalog, [than, arm], greedy=greedy)
@@ -102,7 +102,8 @@ def compared(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDiffe
             for (env, task_id, prompt), (first, other) in chosen
         ]
 
-    gained, lost = changed(True), changed(False)
+    gains, losses = changed(True), changed(False)
+    gained = comparison.gains.get(after.name)
     return PairedDifference(
         than=_arm(before),
         arm=_arm(after),
@@ -113,11 +114,12 @@ def compared(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDiffe
         p=difference.p,
         tasks=difference.tasks,
         unshared=difference.unshared,
-        tasks_gained=len(gained),
-        tasks_lost=len(lost),
-        verdict=verdict(after, before, difference),
-        gained=gained[:CHANGED],
-        lost=lost[:CHANGED],
+        tasks_gained=len(gains),
+        tasks_lost=len(losses),
+        verdict=comparison.said(after, difference),
+        word=gained.pooled.word.value if gained else None,
+        gained=gains[:CHANGED],
+        lost=losses[:CHANGED],
     )
 
 

@@ -14,12 +14,14 @@ from agentrl.flows.viewer.pages import graph
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.query.tables import Tables
 from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.overview import Measurement, Overview, PlanAnswer, RunLine
+from agentrl.flows.viewer.wire.overview import GainLine, Measurement, Overview, PlanAnswer, RunLine
 from agentrl.flows.viewer.wire.runs import KnownSettings, Setting
 from agentrl.flows.viewer.wire.training import RunAnswer, RunStage
 from agentrl.pipelines.file.problems import did_you_mean
+from agentrl.pipelines.results.gains import gains
 from agentrl.pipelines.run.runs import Run, all_runs, find_run
 from agentrl.pipelines.secrets import redacted
+from agentrl.schemas.manifest import Manifest
 from agentrl.schemas.trajectory import CONTROL
 
 RUNS = 50
@@ -57,6 +59,7 @@ def overview(
         runs=[run_line(run, catalog) for run in runs[:RUNS]],
         n_runs=len(runs),
         results=measurements(artifacts),
+        gains=gained(artifacts),
         pipelines=names,
     )
 
@@ -209,6 +212,20 @@ def measurements(artifacts: Artifacts) -> list[Measurement]:
             if row["level"] == -1 and not row.get("env") and row["decoding"] != "dev"
         ]
     return listed
+
+
+def gained(artifacts: Artifacts) -> list[GainLine]:
+    """What the newest evaluations show that training made of each policy over the one before it."""
+    newest: dict[str, Manifest] = {}
+    for manifest in artifacts.all():
+        if manifest.ingredients.uses == EVALUATION and "trajectories" in manifest.outputs:
+            newest.setdefault(manifest.ingredients.stage, manifest)
+    try:
+        gained_by = gains(artifacts.catalog, list(newest.values())[:POLICIES])
+    except (OSError, LookupError, StoreError):
+        return []  # freed since the list was read
+    each = gained_by.values()
+    return [GainLine(policy=gain.policy, than=gain.than, word=gain.word.value, said=str(gain)) for gain in each]
 
 
 def control_of(row: dict[str, Any]) -> float | None:

@@ -1,6 +1,6 @@
 // Policies and levels with intervals, and the paired difference of two evaluations on the tasks of both.
 import { json, useAnswer } from "./api.js";
-import { count, decimal, decoding, percent, plural, time } from "./format.js";
+import { chance, count, decimal, decoding, percent, plural, time } from "./format.js";
 import { useKeys } from "./keys.js";
 import { address, change, go, place } from "./location.js";
 import { Empty, Problem } from "./problem.js";
@@ -69,7 +69,7 @@ function Compared({ difference }) {
     </svg>
     <p>${than.name} ${shown(than)} over its ${plural(than.tasks, "task")}, ${arm.name} ${shown(arm)} over its ${plural(arm.tasks, "task")}. The difference is over ${plural(tasks, "task")} of both${unshared ? `; ${plural(unshared, "task")} of one alone left out` : ""}.
       ${than.unscored + arm.unscored > 0 ? `${plural(than.unscored + arm.unscored, "row")} without an outcome left out. ` : ""}
-      The interval is a bootstrap over tasks${p === null ? "" : `; McNemar's p is ${decimal(p)}`}.</p>
+      The interval is a bootstrap over tasks${p === null ? "" : `; McNemar's exact test: ${chance(p)}`}.</p>
     <div class="sides">
       <section><h3>Gained: ${count(difference.tasks_gained)}</h3><${Tasks} tasks=${gained} total=${difference.tasks_gained} /></section>
       <section><h3>Lost: ${count(difference.tasks_lost)}</h3><${Tasks} tasks=${lost} total=${difference.tasks_lost} /></section>

@@ -18,6 +18,9 @@ export function decimal(value, digits = 3) {
 /** @param {number} value a share from 0 to 1 */
 export const percent = (value) => `${(100 * value).toFixed(1)} %`;
 
+/** A p value; never that it is 0. @param {number} p */
+export const chance = (p) => (p < 1e-4 ? "p < 0.0001" : `p = ${Number(p.toPrecision(2))}`);
+
 /** How rollouts of an evaluation were drawn. @param {{greedy: boolean, control: number | null}} result */
 export const decoding = (result) => (result.control !== null ? `control, at its best temperature ${result.control}` : result.greedy ? "greedy" : "sampled");
 

@@ -26,7 +26,7 @@ export function OverviewPage() {
   useKeys({ w: { does: "what would run with another setting", run: () => document.getElementById("what-if")?.focus() }, b: { does: "the buffer", run: () => go("/buffer") } });
   if (problem && !value) return html`<${Problem} problem=${problem} />`;
   if (!value) return html`<p class="soft waiting">reading the store …</p>`;
-  const { results, runs, pipelines, rows } = value;
+  const { results, gains, runs, pipelines, rows } = value;
   const awaited = found.given.length > 0 && !found.problem && (!found.plan || found.plan.planning);
   const stages = found.plan?.stages.length && !awaited ? found.plan.stages : awaited ? value.stages.map(planning) : value.stages;
   const command = "agentrl run quickstart";
@@ -35,7 +35,7 @@ export function OverviewPage() {
     ${problem && html`<${Problem} problem=${problem} />`}
     <section aria-labelledby="better">
       <h2 id="better">Better?</h2>
-      ${results.length ? html`<${Better} results=${results} />` : html`<${Empty} says="No policy was evaluated yet." command=${command} />`}
+      ${results.length ? html`<${Better} results=${results} /><${Gains} gains=${gains} />` : html`<${Empty} says="No policy was evaluated yet." command=${command} />`}
     </section>
     <section aria-labelledby="stages">
       <h2 id="stages">Stages ${pipelines.length > 1 ? html`<${Pipelines} all=${pipelines} chosen=${value.pipeline} />` : html`<span class="soft">of ${value.pipeline ?? "no pipeline yet"}</span>`}</h2>
@@ -85,6 +85,9 @@ function Better({ results }) {
   </table>
   <p class="soft">● sampled at temperature 1, ○ greedy, ◆ at the temperature that did best on dev tasks: the control for sharpening, which training has to beat; the line is Wilson's 95 % interval</p>`;
 }
+
+/** What each policy gained over the one before it at its best temperature. @param {{gains: Answer["gains"]}} props */
+const Gains = ({ gains }) => html`<ul>${gains.map((gain) => html`<li><strong>${gain.policy}: ${gain.word}</strong> · ${gain.said}</li>`)}</ul>`;
 
 /** @param {{success: number, low: number, high: number, greedy: boolean, control: number | null}} props */
 function Interval({ success, low, high, greedy, control }) {

@@ -67,8 +67,10 @@ class ChangedTask(Answer):
 
 class PairedDifference(Answer):
     """``than`` is compared with ``arm`` on the tasks of both: the difference of success with its 95 % interval
-    (bootstrap over tasks), McNemar's ``p`` if each task has one attempt in both, and the verdict in words. At most 500
-    tasks each are listed as gained and lost; ``tasks_gained`` and ``tasks_lost`` count all."""
+    (bootstrap over tasks), McNemar's ``p`` if each task has one attempt in both, and the verdict in words. ``word``
+    says what ``arm`` gained over ``than`` at its best temperature (adds, sharpens, none, worse, cannot tell); None if
+    they are no evaluations. At most 500 tasks each are listed as gained and lost; ``tasks_gained`` and ``tasks_lost``
+    count all."""
 
     than: ComparedArm
     arm: ComparedArm
@@ -82,6 +84,7 @@ class PairedDifference(Answer):
     tasks_gained: int
     tasks_lost: int
     verdict: str
+    word: str | None
     gained: list[ChangedTask]
     lost: list[ChangedTask]
 

@@ -60,6 +60,16 @@ class Measurement(Answer):
     n: int
 
 
+class GainLine(Answer):
+    """What training made of a policy over ``than``, its predecessor at its best temperature, in one word (adds,
+    sharpens, none, worse, cannot tell) and in a sentence."""
+
+    policy: str
+    than: str
+    word: str
+    said: str
+
+
 class Overview(Answer):
     """``version`` is None, and ``rows`` 0, if nothing was ever appended. ``pipeline`` is the one that ``stages``
     shows, that of the newest run unless asked for another. If it is not planned, ``stages`` is what its newest run
@@ -76,6 +86,7 @@ class Overview(Answer):
     runs: list[RunLine]
     n_runs: int
     results: list[Measurement]
+    gains: list[GainLine]
     pipelines: list[str]
 
 

@@ -263,6 +263,26 @@ print("sums were solved")
 """,
         ("math_verify",),
     ),
+    "reasoning-gym": Case(
+        "sums of a package were drawn",
+        """
+run('''
+  sums: {uses: tasks.generate, with: {env: {type: reasoning_gym, family: chain_sum}, train: 4, dev: 1, heldout: 1}}
+''')
+print("sums of a package were drawn")
+""",
+        ("reasoning_gym",),
+    ),
+    "gguf": Case(
+        "a llama was read",
+        """
+os.environ["XDG_CACHE_HOME"] = str(Path("cache").resolve())
+from agentrl.models.gguf import model_folder
+from agentrl.models.policy import Policy
+print("a", Policy.load(model_folder(GGUF, "digest")).model.config.model_type, "was read")
+""",
+        ("gguf",),
+    ),
     "openai": Case(
         "the endpoint was asked 8 times",
         """

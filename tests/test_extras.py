@@ -60,13 +60,17 @@ def refusal(extra: str) -> str:
 
 @pytest.fixture(scope="module")
 def prelude(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """With the folder of a tokenizer that ``renderers`` knows."""
+    """With a tokenizer that ``renderers`` knows, and a model of llama.cpp."""
     pytest.importorskip("trl")
+    from tiny_gguf import write
+
     from benchmarks.chat_families import tokenizer_of
 
-    folder = tmp_path_factory.mktemp("qwen3")
-    tokenizer_of("qwen3").save_pretrained(folder)
-    return f"{PRELUDE}\nTESTS, QWEN3 = {str(TESTS)!r}, {str(folder)!r}\n"
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer_of("qwen3").save_pretrained(folder / "qwen3")
+    write(folder / "tiny.gguf")
+    names = {"TESTS": str(TESTS), "QWEN3": str(folder / "qwen3"), "GGUF": str(folder / "tiny.gguf")}
+    return "\n".join([PRELUDE, *(f"{name} = {value!r}" for name, value in names.items()), ""])
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +146,8 @@ def called(python: Path, folder: Path, program: str) -> tuple[int, str]:
 
 def install(base: Path, python: Path, *what: str) -> None:
     command = [str(base / "bin/python"), "-m", "pip", "--python", str(python), "install", "-q"]
-    subprocess.run([*command, "-c", str(ROOT / "constraints.txt"), *what], check=True)
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # which may name another agentrl
+    subprocess.run([*command, "-c", str(ROOT / "constraints.txt"), *what], check=True, env=env)
 
 
 @pytest.mark.extras

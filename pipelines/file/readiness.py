@@ -26,6 +26,7 @@ CHOICES: Mapping[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("type", "mcp"): (("mcp",), "mcp"),
     ("type", "gymnasium"): (("gymnasium",), "gymnasium"),
     ("type", "math"): (("math_verify",), "math"),
+    ("type", "reasoning_gym"): (("reasoning_gym",), "reasoning-gym"),
     ("rule", "diverse"): (("sklearn",), "retrieval"),
     ("format", "huggingface"): (("datasets",), "formats"),
     ("track", "tensorboard"): (("tensorboard",), "trackers"),

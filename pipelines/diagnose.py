@@ -1,5 +1,6 @@
 """What the doctor looks at: the rollouts, metrics and evaluations of a run's stages, from the store."""
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -41,9 +42,19 @@ def diagnose(store: str, run: dict[str, Any], recompute: bool = False) -> dict[s
     findings_of = {}
     for name, manifest in manifests.items():
         case = _case(catalog, buffer, manifest, heldout.get(manifest.fingerprint), recompute)
+        case = replace(case, control=_controlled(catalog, manifest))
         if case.rollouts or case.metrics:
             findings_of[name] = examine(case)
     return findings_of
+
+
+def _controlled(catalog: Catalog, manifest: Manifest) -> bool:
+    """Whether a stage is no evaluation of a policy that was trained from another one, or has the control for it."""
+    if manifest.ingredients.uses != "evaluate.policy" or "control" in manifest.metrics:
+        return True
+    models = manifest.ingredients.inputs.get("model", [])
+    trained = [catalog.manifest(model.stage, model.fingerprint) for model in models]
+    return not any(maker and maker.ingredients.inputs.get("model") for maker in trained)
 
 
 def _case(

@@ -7,20 +7,39 @@ third of a run's rollouts or steps.
 from collections.abc import Callable
 
 from agentrl.doctor.case import Case, Finding
-from agentrl.doctor.curves import clipping, collapse, echo_trap, kl_blow_up, low_ess, sudden_fall
-from agentrl.doctor.rewards import format_gaming, generalisation_gap, reward_zero, zero_std
+from agentrl.doctor.curves import (
+    clipping,
+    collapse,
+    echo_trap,
+    entropy_collapse,
+    kl_blow_up,
+    low_ess,
+    no_movement,
+    sudden_fall,
+)
+from agentrl.doctor.rewards import (
+    format_gaming,
+    generalisation_gap,
+    no_control,
+    reward_constant,
+    reward_zero,
+    zero_std,
+)
 from agentrl.doctor.tokens import format_errors, length_explosion, logprobs, masks, truncation
 from agentrl.doctor.tools import hallucinated_tools, tool_loops
 
 CHECKS: tuple[Callable[[Case], Finding | None], ...] = (
     reward_zero,
+    reward_constant,
     truncation,
     format_errors,
     masks,
     logprobs,
     kl_blow_up,
     clipping,
+    no_movement,
     collapse,
+    entropy_collapse,
     sudden_fall,
     echo_trap,
     zero_std,
@@ -30,6 +49,7 @@ CHECKS: tuple[Callable[[Case], Finding | None], ...] = (
     format_gaming,
     low_ess,
     generalisation_gap,
+    no_control,
 )
 """All checks, in the order in which their findings are shown."""
 

@@ -41,7 +41,8 @@ class Case:
     step, and (successes, tasks) on the ``heldout`` split. Each may be empty. ``updates`` is the optimiser steps of an
     iteration: with one, rollouts come from the same policy that is updated. ``algorithm`` is the type of the algorithm
     that trained, which decides some thresholds. ``recomputed`` holds, by id, log-probs of some of the sample under the
-    policy that is said to have made it."""
+    policy that is said to have made it. ``control`` is false if an evaluation of a trained policy lacks the control
+    for sharpening."""
 
     rollouts: Sequence[Row] = ()
     sample: Sequence[Row] = ()
@@ -50,6 +51,7 @@ class Case:
     updates: int = 1
     algorithm: str = ""
     recomputed: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    control: bool = True
 
 
 def thirds(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:

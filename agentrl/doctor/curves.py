@@ -18,6 +18,9 @@ CLIP_SHARE = {"gspo": 0.6}
 many tokens as GRPO (Zheng et al. 2025, section 5.3)."""
 
 
+STILL = 1e-5
+"""Nats per token below which the policy has not moved."""
+
 FALL = 0.2
 """How far success may fall below its maximum, both means over windows of steps, see :func:`means`."""
 
@@ -57,8 +60,42 @@ def kl_blow_up(case: Case) -> Finding | None:
         "the policy runs away (KL blow-up)",
         f"divergence went from {series[0]:.3g} to {max(series):.3g} nats per token",
         f"{bound}",
-        f"lower lr ({rates(case)}), raise kl.coef, or take fewer updates per iteration",
+        f"lower optimizer.lr ({rates(case)}), raise kl.coef, or take fewer updates per iteration",
         step=step_of(case, name, max),
+    )
+
+
+def no_movement(case: Case) -> Finding | None:
+    """The policy is where it began: its divergence from the reference, or if an iteration takes several updates, from
+    the policy that sampled, stays below 0.00001 nats per token."""
+    name = "behaviour_kl" if case.updates > 1 and not curve(case, "reference_kl") else "reference_kl"
+    series = curve(case, name)
+    if len(series) < 3 or max(map(abs, series[1:])) >= STILL:
+        return None
+    return Finding(
+        "the policy does not move",
+        f"{name} is at most {max(map(abs, series[1:])):.2g} nats per token over {len(series)} steps; {rates(case)}",
+        f"{STILL:g}",
+        "raise optimizer.lr (three times as high is a good try); check that rewards differ within groups",
+        step=int(case.metrics[-1]["step"]),
+    )
+
+
+def entropy_collapse(case: Case) -> Finding | None:
+    """The entropy of the first steps falls to less than a twentieth within the run, and success does not rise by more
+    than 0.02."""
+    entropy, success = curve(case, "entropy"), curve(case, "success")
+    if len(entropy) < 6:
+        return None
+    before, after = entropy[0], fmean(thirds(entropy)[1])
+    if before <= 0 or after > before / 20 or (success and fmean(thirds(success)[1]) > fmean(thirds(success)[0]) + 0.02):
+        return None
+    return Finding(
+        "the policy collapsed onto one answer",
+        f"entropy {before:.3g} -> {after:.3g} nats per token, and success did not rise; {rates(case)}",
+        "a twentieth of the first step's entropy",
+        "lower optimizer.lr (a third of it is a good try); add kl or an entropy bonus; keep more samples per task",
+        step=step_of(case, "entropy", min),
     )
 
 
@@ -73,8 +110,8 @@ def collapse(case: Case) -> Finding | None:
         "success collapsed",
         f"mean success fell from {max(windows):.2f} to {windows[-1]:.2f} (over {width} steps); {rates(case)}",
         "a fall of 0.2",
-        "lower lr (a third of it is a good try), go on from output `best` of the stage (wire its input `dev` to have "
-        "one); clip harder; add kl",
+        "lower optimizer.lr (a third of it is a good try), go on from output `best` of the stage (wire its input "
+        "`dev` to have one); clip harder; add kl",
         step=int(case.metrics[-1]["step"]),
     )
 
@@ -94,7 +131,7 @@ def sudden_fall(case: Case) -> Finding | None:
         "success fell in one iteration",
         f"by {fall:.2f} to {rows[index]['success']:.2f} at iteration {step:.0f}; {rates(case, index)}",
         "a fall of 0.3 below the three iterations before",
-        "lower lr (a third of it is a good try), raise warmup, or lower clip_norm to the usual gradient norm",
+        "lower optimizer.lr (a third of it is a good try), raise warmup, or lower clip_norm to the usual gradient norm",
         step=int(step),
     )
 

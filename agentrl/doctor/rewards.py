@@ -22,6 +22,35 @@ def reward_zero(case: Case) -> Finding | None:
     )
 
 
+def reward_constant(case: Case) -> Finding | None:
+    """Every rollout of a training stage has the same reward, which is not 0. Distillation learns from them all the
+    same."""
+    rows = case.rollouts
+    if len(rows) < FEW or not case.metrics or case.algorithm == "distill" or len({row["reward"] for row in rows}) > 1:
+        return None
+    if rows[0]["reward"] == 0:
+        return None  # said by reward_zero
+    return Finding(
+        "the reward never varies",
+        f"all {len(rows)} rollouts have reward {rows[0]['reward']:g}",
+        "at least two rewards",
+        "take harder tasks if all are solved; else check that the score reads what the policy did",
+        rows=tuple(row["trajectory_id"] for row in rows[:SHOWN]),
+    )
+
+
+def no_control(case: Case) -> Finding | None:
+    """A trained policy was evaluated, and the control for sharpening was not run."""
+    if case.control:
+        return None
+    return Finding(
+        "the control for sharpening was not run",
+        "success at temperature 1 may rise because training made the policy surer, as a lower temperature does",
+        "success at the temperature that is best on dev tasks",
+        "set inputs.dev of the evaluation, and of that of the policy before it, as in dev: tasks.dev",
+    )
+
+
 def groups(rows: Sequence[Row]) -> list[list[Row]]:
     """Rollouts of each group with more than one."""
     groups: dict[tuple[str, int], list[Row]] = defaultdict(list)

@@ -101,6 +101,12 @@ def late(i: int) -> bool:
 
 SICK: dict[str, Case] = {
     "reward is always zero": with_rollouts(reward=0.0, success=False),
+    "the reward never varies": with_rollouts(reward=0.5),
+    "the control for sharpening was not run": replace(HEALTHY, control=False),
+    "the policy does not move": replace(HEALTHY, metrics=steps(reference_kl=lambda x: 2e-6 * x)),
+    "the policy collapsed onto one answer": replace(
+        HEALTHY, metrics=steps(success=lambda x: 0.3, entropy=lambda x: max(0.01, 1.0 - 4 * x))
+    ),
     "rollouts are cut off": with_rollouts(termination=lambda i: "max_tokens" if i % 3 == 0 else "answered"),
     "wrong action masks": with_samples(action_mask=[False, False, True, True, True, False], logprobs=[-1.0] * 6),
     "log-probs do not match the policy": replace(HEALTHY, metrics=steps(behaviour_kl=lambda x: 0.2)),
@@ -122,6 +128,21 @@ SICK: dict[str, Case] = {
     "low effective sample size": replace(HEALTHY, metrics=steps(ess=lambda x: 0.5 - 0.5 * x)),
     "gap between train and held-out": replace(HEALTHY, heldout=(30, 100)),
 }
+
+
+def test_what_did_not_move_and_what_collapsed_name_the_learning_rate() -> None:
+    for name in ("the policy does not move", "the policy collapsed onto one answer", "success collapsed"):
+        [finding] = [one for one in examine(SICK[name]) if one.name == name]
+        assert "optimizer.lr" in finding.remedy
+        assert "0.0015" in finding.evidence, "the rate that was taken"
+    risen = replace(HEALTHY, metrics=steps(entropy=lambda x: max(0.01, 1.0 - 4 * x)))
+    assert examine(risen) == [], "sure of what is right is no collapse"
+    still = steps(reference_kl=lambda x: None, behaviour_kl=lambda x: 1e-7)
+    assert examine(replace(HEALTHY, metrics=still)) == [], "one update: rollouts are the policy's own"
+    [finding] = examine(replace(HEALTHY, metrics=still, updates=2))
+    assert finding.evidence.startswith("behaviour_kl is at most 1e-07 nats per token over 24 steps")
+    evaluated = replace(with_rollouts(reward=0.5), metrics=[])
+    assert "the reward never varies" not in {one.name for one in examine(evaluated)}
 
 
 def test_a_healthy_run_has_no_finding() -> None:
@@ -170,10 +191,10 @@ def test_a_fall_names_the_learning_rate_and_the_gradient_norm_before_it() -> Non
     metrics[2] |= {"grad_norm": 3.8}
     [finding] = examine(replace(HEALTHY, metrics=metrics))
     assert finding.evidence == "by 0.62 to 0.18 at iteration 3; lr 0.0015 and gradient norm 3.8 before it, usually 0.2"
-    assert finding.remedy.startswith("lower lr")
+    assert finding.remedy.startswith("lower optimizer.lr")
     [finding] = examine(SICK["success collapsed"])
     assert "lr 0.0015" in finding.evidence
-    assert finding.remedy.startswith("lower lr")
+    assert finding.remedy.startswith("lower optimizer.lr")
 
 
 @pytest.mark.parametrize(

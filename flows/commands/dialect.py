@@ -27,12 +27,15 @@ def dialect(
 ) -> None:
     """Prove the dialect of a model: write small conversations with its chat template, and read them back. Exit code 1
     if it is refused, or cannot write something."""
+    from agentrl.pipelines.file.external import as_folder
     from agentrl.pipelines.plan.proved import proved
 
+    with looked_up():
+        path = _place(store, model)
     try:
         with looked_up():
-            path = _place(store, model)
-        trial = proved(path, form)
+            folder = str(as_folder(path, weights=False))
+        trial = proved(folder, form)
     except OSError as error:
         raise fail(f"error: {model}: no tokenizer can be loaded: {str(error).splitlines()[0]}") from None
     except ValueError as error:
@@ -48,13 +51,12 @@ def dialect(
 
 
 def _place(store: str, model: str) -> str:
-    """The folder of a model, of a GGUF or of an artifact with a model; else the name itself, for the hub. Raises
-    LookupError if an artifact has no model, and ValueError if a GGUF cannot be read."""
-    from agentrl.pipelines.file.external import as_folder
+    """The path of a model, or the folder of an artifact with a model; else the name itself, for the hub. Raises
+    LookupError if an artifact has no model."""
     from agentrl.pipelines.results.lineage import find_artifact
 
     if Path(model).expanduser().exists():
-        return str(as_folder(model, weights=False))
+        return str(Path(model).expanduser())
     catalog = open_catalog(store)
     try:
         manifest = find_artifact(catalog, model)

@@ -220,7 +220,7 @@ def test_reasoning_is_kept_where_a_template_writes_none() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("gptoss", "nobody can say where a sampled turn ends"),
+        ("gptoss", "the end of a sampled turn is unknown"),
         ("cohere2", "nothing here reads what"),
         ("llava_next", "cannot be used"),
     ],

@@ -99,7 +99,7 @@ def test_the_file_beside_is_part_of_what_was_imported(tmp_path: Path) -> None:
     ("side", "on", "why"),
     [
         ('{"id": "z", "reward": 1}', "id", "no row has a partner in .*: none has one of its 1 keys 'id', such as 'z'"),
-        ('{"id": "a", "reward": 1}\n{"id": "a", "reward": 0}', "id", ":2: id 'a' is there twice, with other values"),
+        ('{"id": "a", "reward": 1}\n{"id": "a", "reward": 0}', "id", ":2: id 'a' occurs twice with different values"),
         ('{"name": "a"}', "id", ":1: has no key 'id'"),
         ('{"id": "a"}', "=", "--on '=' names no key"),
         ("not JSON", "id", "is not JSON"),

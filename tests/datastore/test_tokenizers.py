@@ -113,9 +113,9 @@ def test_a_million_tokens_take_no_loop_over_tokens() -> None:
     [
         (
             lambda one: one | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}},
-            "WordPiece is not known",
+            "WordPiece is not supported",
         ),
-        (lambda one: one | {"decoder": None}, "decoder None is not known"),
+        (lambda one: one | {"decoder": None}, "decoder None is not supported"),
         (lambda one: one | {"model": {"type": "Odd"}}, "'Odd' has no vocabulary"),
     ],
 )

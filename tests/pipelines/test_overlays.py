@@ -158,8 +158,12 @@ def test_a_model_that_may_not_be_read_is_a_problem_of_its_field(
 ) -> None:
     (project.folder / "model").mkdir()
 
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", "model/private")
+    glob = Path.glob
+
+    def refuse(path: Path, pattern: str) -> Any:
+        if path.name == "model":
+            raise PermissionError(13, "Permission denied", "model/private")
+        return glob(path, pattern)
 
     monkeypatch.setattr(Path, "glob", refuse)
     with pytest.raises(SpecError, match=r"base.*model cannot be read as model: Permission denied: model/private"):

@@ -310,7 +310,7 @@ def _results(out: Console, plan: Plan, catalog: Catalog, manifests: dict[str, Ma
             table.add_row(*cells, *([_control(manifest.metrics)] if best else []), tasks)
         out.print(table)
         for gain in gains(catalog, [manifest for _, manifest in rows]).values():
-            out.print(str(gain), markup=False, highlight=False, soft_wrap=True)
+            out.print(gain.brief, markup=False, highlight=False, soft_wrap=True)
     for step in plan.steps.values():
         if step.name in manifests:
             for path in _reports(step, manifests[step.name], catalog):

@@ -95,6 +95,16 @@ class Gain:
         why = f" ({self.judgement.why})" if self.judgement.why else ""
         return "; ".join([f"{self.verdict}{why}", *told])
 
+    @property
+    def brief(self) -> str:
+        """What counts alone: the verdict and the difference to the control, or why there is none."""
+        if self.best is None:
+            return f"{self.verdict}: {self.judgement.why}"
+        before, after = self.levels["best"]
+        at = ", ".join(f"{temperature:g}" for temperature in dict.fromkeys(self.control))
+        levels = f"{before:.3f} at its best temperature {at} -> {after:.3f}"
+        return f"{self.verdict}: {levels}, {in_words(self.best, self.test)}"
+
     def to_json(self) -> dict[str, Any]:
         differences = {name: getattr(self, name) for name in ("sampled", "greedy", "best")}
         told = {name: vars(value) if value else None for name, value in differences.items()}

@@ -17,7 +17,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 
 from agentrl.datastore.curation.rules import Rule
 from agentrl.environments import ENVIRONMENT
-from agentrl.pipelines.file.library import builtin_stages, resolve
+from agentrl.pipelines.file.library import builtin_stages, resolve, search_in
 from agentrl.pipelines.file.load import load
 from agentrl.rewards import Rewards
 from agentrl.schemas.pipeline import Execution, Profile, StageSpec
@@ -95,16 +95,17 @@ def check(value: Mapping[str, Any], block: Block) -> None:
     "block", [block for block in BLOCKS if block.language == "yaml"], ids=lambda block: block.place
 )
 def test_yaml_is_what_the_schemas_read(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in EXAMPLES.glob("own_*/my_*"):
+        shutil.copytree(package, tmp_path / package.name, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    search_in([tmp_path])
     for value in read(block.text):
         check(value, block)
         if {"name", "stages"} <= set(value):
-            for package in EXAMPLES.glob("own_*/my_*"):
-                shutil.copytree(package, tmp_path / package.name, dirs_exist_ok=True)
             for name in ("chats.csv", "logs.jsonl", "math.jsonl"):
                 (tmp_path / name).touch()
             (tmp_path / "logs").mkdir()
             (tmp_path / "page.yaml").write_text(block.text)
-            monkeypatch.chdir(tmp_path)
             assert load("page.yaml").nodes
 
 

@@ -160,7 +160,7 @@ def test_a_lasso_on_the_map_is_a_filter(seen: Watched) -> None:
 def test_a_wheel_moves_the_map_at_once_and_writes_the_address_when_it_rests(seen: Watched) -> None:
     page = seen.open("/map", ".plane")
     count = "() => +document.querySelector('.plane').getAttribute('aria-label').match(/, (\\d+) in view/)[1]"
-    page.wait_for_function(f"({count})() > 3")
+    until(page, f"({count})() > 3")
     all_points = page.evaluate(count)
     page.evaluate("""() => {
       window.written = [];

@@ -57,7 +57,7 @@ def test_types_are_checked_by_tsc() -> None:
 def test_the_wheel_has_every_file_of_the_front_end(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(ROOT / "agentrl", source / "agentrl", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     command = [
         sys.executable,

@@ -5,9 +5,11 @@ import inspect
 import json
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from page_blocks import ROOT, Block, all_blocks
@@ -17,7 +19,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 
 from agentrl.datastore.curation.rules import Rule
 from agentrl.environments import ENVIRONMENT
-from agentrl.pipelines.file.library import builtin_stages, resolve, search_in
+from agentrl.pipelines.file.library import builtin_stages, resolve
 from agentrl.pipelines.file.load import load
 from agentrl.rewards import Rewards
 from agentrl.schemas.pipeline import Execution, Profile, StageSpec
@@ -94,11 +96,12 @@ def check(value: Mapping[str, Any], block: Block) -> None:
 @pytest.mark.parametrize(
     "block", [block for block in BLOCKS if block.language == "yaml"], ids=lambda block: block.place
 )
+@patch.dict(sys.modules)  # other tests have modules of the names that the pages use
 def test_yaml_is_what_the_schemas_read(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in EXAMPLES.glob("own_*/my_*"):
         shutil.copytree(package, tmp_path / package.name, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    search_in([tmp_path])
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     for value in read(block.text):
         check(value, block)
         if {"name", "stages"} <= set(value):

@@ -274,12 +274,12 @@ def _measured(catalog: Catalog, name: str) -> tuple[list[Manifest], str]:
     manifest = find_artifact(catalog, name)
     if not has_outcomes(manifest):
         readers = [
-            manifest
-            for manifest in catalog.all()
-            if manifest.ingredients.uses == "evaluate.policy"
-            and any(_same(record, manifest) for record in manifest.ingredients.inputs.get("model", []))
+            reader
+            for reader in catalog.all()
+            if reader.ingredients.uses == "evaluate.policy"
+            and any(_same(record, manifest) for record in reader.ingredients.inputs.get("model", []))
         ]
-        [manifest] = sorted(readers, key=lambda manifest: manifest.created_at)[-1:] or _refuse(name, manifest)
+        [manifest] = sorted(readers, key=lambda reader: reader.created_at)[-1:] or _refuse(name, manifest)
     if name not in stages:
         return [manifest], ""
     return _with_other_seeds(catalog, manifest)

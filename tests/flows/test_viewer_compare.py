@@ -8,12 +8,26 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from viewer_store import DPO, EVAL, GRPO, IM_END, PAIRS, TOKENIZER, Browser, make_store, publish, row, training_row
+from viewer_store import (
+    DPO,
+    EVAL,
+    GRPO,
+    IM_END,
+    PAIRS,
+    TOKENIZER,
+    WARM,
+    Browser,
+    make_store,
+    publish,
+    row,
+    training_row,
+)
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.flows.viewer.pages.compare import common
 from agentrl.pipelines.handles import SELECTION_SCHEMA
+from agentrl.pipelines.results.compare import _measured
 from agentrl.schemas.manifest import Kind
 from agentrl.schemas.pair import PAIR_SCHEMA
 from agentrl.schemas.training import TRAINING_SCHEMA
@@ -235,3 +249,16 @@ def test_what_is_no_pair_is_said(tmp_path: Path, path: str, query: dict[str, Any
 
 def test_a_store_without_pairs(browser: Browser) -> None:
     assert browser.json("/api/pairs") == {"artifacts": [], "artifact": None, "total": 0, "pairs": []}
+
+
+def test_a_model_stands_for_the_newest_evaluation_that_read_it(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    catalog = Catalog(tmp_path)
+    with pytest.raises(LookupError, match="was not measured"):
+        _measured(catalog, "warm")
+    row_of = {"trajectory_id": f"grpo-{GRPO[:8]}-000000", "weight": 1.0}
+    chosen = {"trajectories": (Kind.TRAJECTORIES, pa.Table.from_pylist([row_of], schema=SELECTION_SCHEMA))}
+    for stage, fingerprint, minutes in (("older", "1" * 32, 7), ("newer", OTHER, 9)):
+        publish(catalog, stage, fingerprint, "evaluate.policy", chosen, {"model": [("warm", "model", WARM)]}, minutes)
+    manifests, _ = _measured(catalog, f"warm/{WARM[:8]}")
+    assert [manifest.ingredients.stage for manifest in manifests] == ["newer"]

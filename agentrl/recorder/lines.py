@@ -6,7 +6,7 @@ part, so that the rest is told from what they hold.
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
@@ -44,48 +44,52 @@ def lines(turns: Sequence[SampledTurn]) -> Iterator[Line]:
     ``main``, and so are others with the same system message and tools, unless the client says which agent asked."""
     kept = received(turns)
     roots = sorted((turn for turn in turns if turn in kept and turn.parent is None), key=lambda root: root.number)
-    unused = {turn for turn in kept if not turn.children and _summarises(turn, roots) and not _used(turn, roots)}
+    used = {turn for turn in kept if not turn.children and _is_used(turn, roots)}
+    summaries = {turn for turn in kept if _summarises(turn, turn in used)}
+    unused = {turn for turn in summaries if not turn.children} - used
     ends = [turn for turn in turns if turn in kept and not any(child in kept - unused for child in turn.children)]
+    sides = {root for root in roots if root not in summaries and _is_side(root, roots)}
     paths = [turn.path for turn in ends]
-    paths.sort(key=lambda path: (_is_side(path[0], roots), path[0].number, path[-1] in unused))
+    paths.sort(key=lambda path: (path[0] in sides, path[0].number, path[-1] in unused))
+    prompts = {turn: (path[0], list(_prompts(turn))) for path in paths for turn in path}
+    callers = {root: _caller_of(root, prompts) for root in roots}
     owner: dict[SampledTurn, int] = {}
     names: dict[object, str] = {}
     for number, path in enumerate(paths):
         shared = sum(1 for _ in takewhile(lambda turn: turn in owner, path))
         for turn in path[shared:]:
             owner[turn] = number
-        kind, caller = _kind_of(path, shared, roots, paths)
-        before = path[shared - 1] if shared else caller
+        root, alone = path[0], len(path) == shared + 1
+        kind: Kind = "turn"
+        if alone and path[-1] in summaries:
+            kind = "compaction"
+        elif root in sides:
+            kind = "side"
+        elif callers[root] or root.agent:
+            kind = "subagent"
+        before = path[shared - 1] if shared else callers[root] if kind == "subagent" else None
         parent = owner.get(before) if before else None
         trained = kind != "side" and path[-1] not in unused
-        yield Line(path, shared, parent, _agent(path[0], kind, names), kind, trained)
+        yield Line(path, shared, parent, _agent(root, kind, names), kind, trained)
 
 
-def _kind_of(
-    path: Sequence[SampledTurn],
-    shared: int,
-    roots: Sequence[SampledTurn],
-    paths: Sequence[Sequence[SampledTurn]],
-) -> tuple[Kind, SampledTurn | None]:
-    """What a line is for, and the turn that called it if it is a sub-agent's."""
-    root, last = path[0], path[-1]
-    if len(path) == shared + 1 and _summarises(last, roots):
-        return "compaction", None
-    if _is_side(root, roots):
-        return "side", None
+def _caller_of(
+    root: SampledTurn, prompts: Mapping[SampledTurn, tuple[SampledTurn, Sequence[str]]]
+) -> SampledTurn | None:
+    """The earlier turn of another conversation that calls the sub-agent of this one: its prompt is said in it.
+    ``prompts`` gives for each turn its first turn, and what it calls agents with."""
     asked = "\n".join(message.content for message in root.heard if message.role is Role.USER)
-    for other in paths:
-        for turn in other if other[0] is not root else ():
-            if turn.number < root.number and any(prompt in asked for prompt in _prompts(turn)):
-                return "subagent", turn
-    return ("subagent" if root.agent else "turn"), None
+    for turn, (first, texts) in prompts.items():
+        if first is not root and turn.number < root.number and any(text in asked for text in texts):
+            return turn
+    return None
 
 
 def _is_side(root: SampledTurn, roots: Sequence[SampledTurn]) -> bool:
-    """Whether a conversation is one turn that the client says is no part of the work, or one without tools, which other
-    conversations have; a summary that another one goes on with is none."""
+    """Whether a conversation that is no summary is one turn that the client says is no part of the work, or one without
+    tools, which other conversations have."""
     toolless = root.tools == "[]" and any(other.tools != "[]" for other in roots)
-    return not root.children and (root.kind == "side" or toolless) and not _summarises(root, roots)
+    return not root.children and (root.kind == "side" or toolless)
 
 
 def _agent(root: SampledTurn, kind: Kind, names: dict[object, str]) -> str:
@@ -96,9 +100,9 @@ def _agent(root: SampledTurn, kind: Kind, names: dict[object, str]) -> str:
     return names.setdefault(root.agent or (system, root.tools), f"agent-{len(names) + 1}" if names else "main")
 
 
-def _summarises(turn: SampledTurn, roots: Sequence[SampledTurn]) -> bool:
+def _summarises(turn: SampledTurn, used: bool) -> bool:
     """Whether a turn is a summary that its client asked for: the client says so, it asked as such clients do, or it
-    began another conversation with the answer to a branch, or to a question without tools."""
+    began another conversation with the answer to a branch, or to a question without tools, which is then ``used``."""
     if turn.kind == "compaction":
         return True
     questions = [message.content for message in turn.heard if message.role is Role.USER]
@@ -106,10 +110,10 @@ def _summarises(turn: SampledTurn, roots: Sequence[SampledTurn]) -> bool:
         return True
     branch = turn.parent is not None and len(turn.parent.children) > 1
     toolless = turn.parent is None and turn.tools == "[]"
-    return (branch or toolless) and not turn.children and not turn.message.tool_calls and _used(turn, roots)
+    return (branch or toolless) and not turn.message.tool_calls and used
 
 
-def _used(turn: SampledTurn, roots: Sequence[SampledTurn]) -> bool:
+def _is_used(turn: SampledTurn, roots: Sequence[SampledTurn]) -> bool:
     """Whether a later conversation begins with what a turn says, or with the summary in it."""
     text = turn.message.content.strip()
     summary = _SUMMARY.search(text)

@@ -178,11 +178,7 @@ class Recorder:
     async def count(self, addressed: RecordedEpisode | None, asked: TurnRequest) -> int:
         """See :class:`agentrl.recorder.wire.Answerer`. What was sampled counts as sampled, as in the turn itself."""
         asked = self._readable(asked)
-        conversation = asked.conversation()
-        reached = digests(conversation, beginning(asked.tools))
-        turns = addressed.tree.by_digest if addressed else self.episodes.unnamed
-        before, size = match(conversation, reached, turns)
-        following = Following(before, conversation[size:], conversation, reached[-1])
+        following = self._following(addressed, asked)
         before, _, new = await self._heard(Counter(), asked, following)
         return len(before.ids if before else ()) + len(new)
 
@@ -192,7 +188,13 @@ class Recorder:
             reply.episode.counts["failed_turns"] += 1
 
     def _next(self, addressed: RecordedEpisode | None, asked: TurnRequest) -> tuple[RecordedEpisode, Following]:
-        """The episode of a request, and what its turn follows."""
+        """The episode of a request, a new one if it goes on with none, and what its turn follows."""
+        following = self._following(addressed, asked)
+        before = following.before
+        episode = addressed or (self.episodes.of_turn[before] if before else self.episodes.open(About()))
+        return episode, following
+
+    def _following(self, addressed: RecordedEpisode | None, asked: TurnRequest) -> Following:
         named = self._named(addressed, asked.previous) if asked.previous else None
         conversation = asked.conversation(named.messages(instructions=False) if named else ())
         if asked.named:
@@ -201,8 +203,7 @@ class Recorder:
         reached = digests(conversation, beginning(asked.tools))
         turns = addressed.tree.by_digest if addressed else self.episodes.unnamed
         before, size = match(conversation, reached, turns, named)
-        episode = addressed or (self.episodes.of_turn[before] if before else self.episodes.open(About()))
-        return episode, Following(before, conversation[size:], conversation, reached[-1])
+        return Following(before, conversation[size:], conversation, reached[-1])
 
     def _named(self, addressed: RecordedEpisode | None, response: str) -> SampledTurn:
         name, _, number = response.removeprefix("resp_").rpartition("-")

@@ -85,8 +85,7 @@ class Gain:
 
     def __str__(self) -> str:
         """In words, with the differences that say so."""
-        at = ", ".join(f"{temperature:g}" for temperature in dict.fromkeys(self.control))
-        kinds = {"best": f"over {self.than} at its best temperature {at}", "sampled": "at temperature 1"}
+        kinds = {"best": f"over {self.than} {self._at_best}", "sampled": "at temperature 1"}
         told = []
         for kind, how in (kinds | {"greedy": "greedy"}).items():
             if contrast := getattr(self, kind):
@@ -101,9 +100,13 @@ class Gain:
         if self.best is None:
             return f"{self.verdict}: {self.judgement.why}"
         before, after = self.levels["best"]
-        at = ", ".join(f"{temperature:g}" for temperature in dict.fromkeys(self.control))
-        levels = f"{before:.3f} at its best temperature {at} -> {after:.3f}"
+        levels = f"{before:.3f} {self._at_best} -> {after:.3f}"
         return f"{self.verdict}: {levels}, {in_words(self.best, self.test)}"
+
+    @property
+    def _at_best(self) -> str:
+        temperatures = ", ".join(f"{temperature:g}" for temperature in dict.fromkeys(self.control))
+        return f"at its best temperature {temperatures}"
 
     def to_json(self) -> dict[str, Any]:
         differences = {name: getattr(self, name) for name in ("sampled", "greedy", "best")}

@@ -132,9 +132,11 @@ class Shell:
         self.process.stdin.flush()
         until = time.monotonic() + limit
         lines: list[str] = []
-        while not (line := self._line(until)).startswith(end):
+        while end not in (line := self._line(until)):
             lines.append(line)
-        self.status = int(line.split()[1])
+        before, _, status = line.partition(end)
+        lines += [before] if before else []  # what is printed may lack its last line break
+        self.status = int(status)
         if command.rstrip().endswith("&") or command.startswith("kill "):
             until = time.monotonic() + 90
             while len([line for line in lines if line.strip()]) < len([line for line in shown if line.strip()]):

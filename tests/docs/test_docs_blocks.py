@@ -42,7 +42,8 @@ def with_ids(text: str, folder: Path) -> str:
 
 
 def other_length(shown: list[str], printed: list[str]) -> str:
-    """For a block whose words differ from run to run."""
+    """For a block whose words differ from run to run. Empty lines, as between two commands, do not count."""
+    shown, printed = ([line for line in lines if line.strip()] for lines in (shown, printed))
     return "" if len(shown) == len(printed) else f"{len(shown)} lines are shown, and {len(printed)} printed: {printed}"
 
 

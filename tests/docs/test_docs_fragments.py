@@ -6,10 +6,9 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from page_blocks import ROOT, Block, all_blocks
@@ -93,10 +92,18 @@ def check(value: Mapping[str, Any], block: Block) -> None:
             check_stage(key, item, place)
 
 
+@pytest.fixture(autouse=True)
+def _forgotten(tmp_path: Path) -> Iterator[None]:
+    """Modules of the page are forgotten after it, since other tests have some of the same names."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
 @pytest.mark.parametrize(
     "block", [block for block in BLOCKS if block.language == "yaml"], ids=lambda block: block.place
 )
-@patch.dict(sys.modules)  # other tests have modules of the names that the pages use
 def test_yaml_is_what_the_schemas_read(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in EXAMPLES.glob("own_*/my_*"):
         shutil.copytree(package, tmp_path / package.name, dirs_exist_ok=True)

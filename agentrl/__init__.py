@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from agentrl.flows.api.pipeline import load as load
     from agentrl.flows.api.run import RunResult as RunResult
     from agentrl.flows.api.run import StageResult as StageResult
+    from agentrl.flows.api.servers import ModelServer as ModelServer
+    from agentrl.flows.api.servers import View as View
     from agentrl.flows.api.store import Store as Store
+    from agentrl.flows.api.store import compare as compare
     from agentrl.flows.run import CannotRunError as CannotRunError
     from agentrl.pipelines.file.problems import SpecError as SpecError
     from agentrl.pipelines.handles import Model as Model
@@ -64,7 +67,8 @@ _HOMES = {
     "environments.tools": ("ToolError", "tool"),
     "flows.api.pipeline": ("Pipeline", "load"),
     "flows.api.run": ("RunResult", "StageResult"),
-    "flows.api.store": ("Store",),
+    "flows.api.servers": ("ModelServer", "View"),
+    "flows.api.store": ("Store", "compare"),
     "flows.run": ("CannotRunError",),
     "pipelines.file.problems": ("SpecError",),
     "pipelines.handles": ("Model", "Pairs", "Report", "Scores", "Table", "Tasks", "Trajectories"),

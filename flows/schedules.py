@@ -53,17 +53,28 @@ def check_cron(cron: str, timezone: str | None = None) -> str | None:
     return None
 
 
-def create(plan: Plan, name: str, cron: str, timezone: str | None, pool: str | None, as_json: bool) -> int:
-    """Create or update a schedule. Returns the exit code."""
+def scheduled(plan: Plan, name: str, cron: str, timezone: str | None, pool: str | None) -> str:
+    """Create or update a schedule, and return its full name. Raises ValueError with the message for the user if it
+    cannot be."""
     if problem := _reachable() or check_cron(cron, timezone):
-        return _refuse(problem)
+        raise ValueError(problem)
     from agentrl.flows.deploy import DEFAULT_POOL, deploy
 
-    pool = pool or DEFAULT_POOL
     try:
-        full = deploy(plan, name, pool, cron, timezone)
+        return deploy(plan, name, pool or DEFAULT_POOL, cron, timezone)
     except LookupError as error:
-        return _refuse(f"error: {error.args[0]}")
+        raise ValueError(f"error: {error.args[0]}") from None
+
+
+def create(plan: Plan, name: str, cron: str, timezone: str | None, pool: str | None, as_json: bool) -> int:
+    """As :func:`scheduled`, and say so. Returns the exit code."""
+    try:
+        full = scheduled(plan, name, cron, timezone, pool)
+    except ValueError as error:
+        return _refuse(str(error))
+    from agentrl.flows.deploy import DEFAULT_POOL
+
+    pool = pool or DEFAULT_POOL
     if as_json:
         say_json({"name": full, "schedule": cron, "pool": pool})
     else:

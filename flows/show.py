@@ -60,15 +60,31 @@ def print_placement(console: Console, placement: Placement) -> None:
         console.print(f"cannot fit: {text}", markup=False, highlight=False)
 
 
-def print_status(console: Console, plan: Plan, runs: list[Run]) -> None:
-    table = _table("stage", "state", "since", "took", "metrics or reason")
+def status_rows(plan: Plan, runs: list[Run]) -> list[dict[str, Any]]:
+    """One row for each stage of a pipeline: its state, since when it is cached, how long it took in seconds, its
+    metrics, or why it would run."""
     working = {name for run in runs if run["state"] == "running" for name in _running(run)}
+    rows = []
     for step in plan.steps.values():
         manifest = step.manifest
-        state = "running" if step.name in working else "cached" if manifest else "out of date"
-        since = local_time(manifest.created_at.isoformat()) if manifest else ""
-        text = metrics_text(manifest.metrics) if manifest else "; ".join(step.reasons)
-        table.add_row(step.name, state, since, seconds(manifest.duration_s) if manifest else "", text)
+        rows.append(
+            {
+                "stage": step.name,
+                "state": "running" if step.name in working else "cached" if manifest else "out of date",
+                "since": manifest.created_at if manifest else None,
+                "duration_s": manifest.duration_s if manifest else None,
+                "metrics or reason": metrics_text(manifest.metrics) if manifest else "; ".join(step.reasons),
+            }
+        )
+    return rows
+
+
+def print_status(console: Console, plan: Plan, runs: list[Run]) -> None:
+    table = _table("stage", "state", "since", "took", "metrics or reason")
+    for row in status_rows(plan, runs):
+        since = local_time(row["since"].isoformat()) if row["since"] else ""
+        took = seconds(row["duration_s"]) if row["duration_s"] is not None else ""
+        table.add_row(row["stage"], row["state"], since, took, row["metrics or reason"])
     console.print(table)
     last = f"last run: {runs[0]['run_id']}, {runs[0]['state']}" if runs else "no run"
     console.print(f"{last}; store {plan.store}", markup=False, highlight=False, soft_wrap=True)

@@ -31,10 +31,35 @@ def policy_of(catalog: Catalog, model: str) -> "tuple[Policy, Manifest | None]":
     if path.is_file() or (path / "config.json").is_file():
         return Policy.load(as_folder(model), path.stem if path.is_file() else None), None
     manifest = find_artifact(catalog, model)
+    return Policy.load(_model_folder(catalog, manifest, model), manifest.ingredients.stage), manifest
+
+
+def model_path(catalog: Catalog, model: str) -> str:
+    """The path of a model, or the folder of an artifact with a model; else the name itself, for the hub. Raises
+    LookupError if an artifact has no model."""
+    if (path := Path(model).expanduser()).exists():
+        return str(path)
+    try:
+        manifest = find_artifact(catalog, model)
+    except LookupError:
+        if model.count("/") == 1:
+            return model
+        raise
+    return str(_model_folder(catalog, manifest, model))
+
+
+def _model_folder(catalog: Catalog, manifest: Manifest, name: str) -> Path:
     if "model" not in manifest.outputs:
         outputs = ", ".join(manifest.outputs)
-        raise LookupError(f"{model} has no model; its outputs: {outputs}. Name a stage that trains, or a model folder")
-    return Policy.load(catalog.local(manifest, manifest.outputs["model"].path), manifest.ingredients.stage), manifest
+        raise LookupError(f"{name} has no model; its outputs: {outputs}. Name a stage that trains, or a model folder")
+    return catalog.local(manifest, manifest.outputs["model"].path)
+
+
+def question(prompt: str) -> Task:
+    """A prompt as the task of a conversation."""
+    from agentrl.environments.conversation import Conversation
+
+    return Task(task_id="conversation", env=Conversation.name, split="", prompt=prompt, ground_truth="null")
 
 
 def find_task(catalog: Catalog, task_id: str, near: Manifest | None) -> Task:

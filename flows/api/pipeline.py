@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows.api.run import RunResult
@@ -14,6 +14,9 @@ from agentrl.pipelines.file.document import default_store, find, parse, read, wi
 from agentrl.pipelines.file.load import ResolvedPipeline, resolve
 from agentrl.pipelines.plan.plan import Plan, Selection, make_plan
 from agentrl.schemas.pipeline import PipelineSpec
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Names = str | Sequence[str] | None
 """Names of stages: one, several, or None for all."""
@@ -95,6 +98,32 @@ class Pipeline:
         if session.failure:
             raise session.failure
         return RunResult(self.store.catalog, session.record, {n: m.fingerprint for n, m in session.manifests().items()})
+
+    def status(self) -> "pl.DataFrame":
+        """One row for each stage: whether it is cached, at work or out of date, since when, and its metrics or why it
+        would run."""
+        import polars as pl
+
+        from agentrl.flows.show import status_rows
+        from agentrl.pipelines.run.runs import all_runs
+
+        runs = [run for run in all_runs(self.store.catalog) if run["pipeline"] == self.name]
+        return pl.DataFrame(status_rows(self.plan(), runs), infer_schema_length=None)
+
+    def schedule(
+        self, cron: str, *, name: str = "default", timezone: str | None = None, pool: str | None = None
+    ) -> str:
+        """Run the pipeline's file on a schedule of the Prefect server that ``PREFECT_API_URL`` names:
+        ``pipeline.schedule("0 2 * * *")``. Returns the schedule's full name, which ``agentrl schedule`` lists, pauses
+        and deletes.
+
+        Raises ValueError if there is no server, if the line never comes true, or if the pipeline has no file.
+        """
+        from agentrl.flows.schedules import scheduled
+
+        if not self.resolved.path.is_file():
+            raise ValueError(f"pipeline {self.name} has no file that a worker could read; save() it and load() that")
+        return scheduled(self.plan(), name, cron, timezone, pool)
 
     def with_store(self, store: "Store | str | os.PathLike[str]") -> "Pipeline":
         """The same pipeline on another store."""

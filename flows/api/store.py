@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from agentrl.datastore.formats.imports import Imported
     from agentrl.datastore.search.experience import Demonstration
-    from agentrl.flows.api.view import View
+    from agentrl.flows.api.servers import ModelServer, View
     from agentrl.pipelines.replay import Replayed
     from agentrl.pipelines.results.compare import Comparison
     from agentrl.pipelines.results.lineage import Lineage
@@ -272,10 +272,51 @@ class Store:
 
         return vacuum(self.buffer, retention_hours=retention_hours, dry_run=dry_run)
 
+    # models
+
+    def generate(
+        self, model: str, *, task: str | None = None, prompt: str | None = None, seed: int = 0, **sampling: Any
+    ) -> "Trajectory":
+        """One episode of a model (a folder, a GGUF, or an artifact) with its tokens: at a task by its id, or an answer
+        to a prompt. ``sampling``: ``temperature``, ``max_turn_tokens``. Nothing is written.
+
+        Raises LookupError if there is no such model or task, and ValueError if it cannot be tried.
+        """
+        from agentrl.pipelines.generate import find_task, generate, policy_of, question
+        from agentrl.pipelines.parts.budget import SamplingConfig
+
+        if (task is None) == (prompt is None):
+            raise ValueError("task and prompt: give one of them")
+        policy, manifest = policy_of(self.catalog, model)
+        asked = question(prompt) if prompt is not None else find_task(self.catalog, str(task), manifest)
+        return generate(policy, asked, SamplingConfig(**sampling), seed)
+
+    def serve(self, model: str, *, port: int = 0, api_key: str | None = None, **options: Any) -> "ModelServer":
+        """Serve a model to agents, and record what they do in this store: in a process of its own, until ``.close()``.
+        The options are those of ``agentrl serve``: ``engine``, ``served_name``, ``fixed_temperature``,
+        ``max_turn_tokens``, ``context``, ``history``, ``idle_s``, ``accept_any_model``, ``seed``. Port 0 takes a free
+        one.
+
+        Raises RuntimeError with what the command said if it does not start.
+        """
+        from agentrl.flows.api.servers import ModelServer
+
+        return ModelServer.of(self.path, model, port, api_key, options)
+
+    def dialect(self, model: str, form: str | None = None) -> "pl.DataFrame":
+        """Prove the dialect of a model: what was tried, what its chat template wrote, what came back, the verdict.
+        Raises LookupError if there is no such model, and ValueError if the dialect is refused."""
+        from agentrl.pipelines.file.external import as_folder
+        from agentrl.pipelines.generate import model_path
+        from agentrl.pipelines.plan.proved import proved
+
+        folder = as_folder(model_path(self.catalog, model), weights=False)
+        return _frame(proved(str(folder), form).table())
+
     def view(self, *, height: int = 800, write: bool = False, port: int = 0) -> "View":
         """Start the viewer on this store. In a notebook it is shown inline, ``height`` pixels high; ``.url`` is its
         address, ``.close()`` ends it."""
-        from agentrl.flows.api.view import View
+        from agentrl.flows.api.servers import View
 
         return View.of(self.path, height, write, port)
 
@@ -287,6 +328,25 @@ class Store:
         frame.block([("font-weight:600", repr(self))], "")
         frame.add(displays.table(rows, ["of", "count"]))
         return frame.done()
+
+
+def compare(
+    *results: "str | StageResult", store: "Store | str | os.PathLike[str] | None" = None, greedy: bool = False
+) -> "Comparison":
+    """Evaluations, rollouts or models that were evaluated, side by side: success with intervals, paired differences to
+    the first, and what each gained over the control for sharpening. ``results`` are results of stages
+    (``run.stage("evaluation")``), or names in ``store``, which is theirs or ``store`` in the working directory if none
+    is given.
+
+    Raises LookupError if a name is unknown, and ValueError if results are of several stores.
+    """
+    stores = {result.catalog.place.uri for result in results if isinstance(result, StageResult)}
+    if store is not None:
+        stores.add((store if isinstance(store, Store) else Store(store)).catalog.place.uri)
+    if len(stores) > 1:
+        raise ValueError(f"results of several stores cannot be compared: {', '.join(sorted(stores))}")
+    names = [r if isinstance(r, str) else f"{r.name}/{r.fingerprint}" for r in results]
+    return Store(next(iter(stores), "store")).compare(*names, greedy=greedy)
 
 
 def _shown(what: str, progress: bool) -> "AbstractContextManager[Callable[..., None]]":

@@ -1,6 +1,5 @@
 """Prove the dialect of a model: what was tried, what its chat template wrote, what came back."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,10 +27,11 @@ def dialect(
     """Prove the dialect of a model: write small conversations with its chat template, and read them back. Exit code 1
     if it is refused, or cannot write something."""
     from agentrl.pipelines.file.external import as_folder
+    from agentrl.pipelines.generate import model_path
     from agentrl.pipelines.plan.proved import proved
 
     with looked_up():
-        path = _place(store, model)
+        path = model_path(open_catalog(store), model)
     try:
         with looked_up():
             folder = str(as_folder(path, weights=False))
@@ -48,25 +48,6 @@ def dialect(
     else:
         _print(model, trial)
     raise typer.Exit(FAILED if trial.codec.cannot else 0)
-
-
-def _place(store: str, model: str) -> str:
-    """The path of a model, or the folder of an artifact with a model; else the name itself, for the hub. Raises
-    LookupError if an artifact has no model."""
-    from agentrl.pipelines.results.lineage import find_artifact
-
-    if Path(model).expanduser().exists():
-        return str(Path(model).expanduser())
-    catalog = open_catalog(store)
-    try:
-        manifest = find_artifact(catalog, model)
-    except LookupError:
-        if model.count("/") == 1:
-            return model
-        raise
-    if "model" not in manifest.outputs:
-        raise LookupError(f"{model} has no model; its outputs: {', '.join(manifest.outputs)}")
-    return str(catalog.local(manifest, manifest.outputs["model"].path))
 
 
 def _facts(trial: "Trial") -> dict[str, Any]:

@@ -32,13 +32,11 @@ def generate(
 ) -> None:
     """Roll out one episode, and print it with its tokens. With --task it acts in the task's environment and is scored;
     with --prompt it answers once; with neither, it talks until the end of input. Nothing is written."""
-    from agentrl.environments.conversation import Conversation
     from agentrl.flows.commands._render import print_trajectory
     from agentrl.pipelines.file.library import search_in
-    from agentrl.pipelines.generate import find_task, policy_of
+    from agentrl.pipelines.generate import find_task, policy_of, question
     from agentrl.pipelines.generate import generate as rolled_out
     from agentrl.pipelines.parts.budget import SamplingConfig
-    from agentrl.schemas.task import Task
 
     if task is not None and prompt is not None:
         raise fail("error: --task and --prompt: give one of them, not both")
@@ -52,7 +50,7 @@ def generate(
         text = prompt if prompt is not None else _heard()
         if text is None:
             raise fail("error: nothing was said; give --task, --prompt, or a line of input")
-        known_task = Task(task_id="conversation", env=Conversation.name, split="", prompt=text, ground_truth="null")
+        known_task = question(text)
     sampling = SamplingConfig(temperature=temperature, max_turn_tokens=max_turn_tokens)
     try:
         row = rolled_out(policy, known_task, sampling, seed, _answer if talks else None)

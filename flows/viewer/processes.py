@@ -20,15 +20,16 @@ def command_of(*arguments: str, patience: float) -> "subprocess.CompletedProcess
     )
 
 
-def begun(*arguments: str) -> "subprocess.Popen[str]":
-    """Begin a command of `agentrl` in a process of its own, with this code; the caller waits for it."""
+def begun(*arguments: str, environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    """Begin a command of `agentrl` in a process of its own, with this code, and with ``environment`` beside the
+    variables of this process; the caller waits for it."""
     return subprocess.Popen(
         [sys.executable, "-m", "agentrl.flows.cli", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": _with_this_code()},
+        env={**os.environ, **(environment or {}), "PYTHONPATH": _with_this_code()},
     )
 
 

@@ -186,7 +186,7 @@ def queries(buffer: TrajectoryBuffer, folder: Path) -> None:
 def _without_copies(folder: Path, ask: Callable[[pl.LazyFrame], pl.LazyFrame]) -> None:
     """The first query on a machine; it makes the copies that later processes find."""
     buffer = TrajectoryBuffer(folder / "store")
-    shutil.rmtree(ScalarCopies(buffer.place).folder)
+    shutil.rmtree(ScalarCopies(buffer.storage).folder)
     ask(buffer.scan()).collect()
 
 

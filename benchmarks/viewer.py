@@ -29,7 +29,7 @@ from viewer_pages import OURS
 from viewer_sides import ROOT, Server, Side, serving
 
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.storage.object_store import place
+from agentrl.datastore.storage.object_store import storage_of
 
 SMALL = os.environ.get("SCALE") == "small"
 ROWS = 5_000 if SMALL else 200_000
@@ -94,7 +94,7 @@ def start(times: Times) -> None:
 
 def without_copies(times: Times) -> None:
     """The first page of a store of which this machine has no copies of columns yet."""
-    shutil.rmtree(place(FOLDER / "store").working_folder() / "scalars", ignore_errors=True)
+    shutil.rmtree(storage_of(FOLDER / "store").working_folder() / "scalars", ignore_errors=True)
     with serving(sides.ours(FOLDER), FOLDER) as server:
         began = time.perf_counter()
         sides.get(f"{server.url}/api/rows?limit=200&columns=env,success,reward,prompt")

@@ -81,7 +81,7 @@ def make_store(folder: Path, rows: int, lengths: tuple[int, ...], attempts: int)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    keep(Catalog(store).place, TOKENIZER, tokenizer)
+    keep(Catalog(store).storage, TOKENIZER, tokenizer)
     buffer = TrajectoryBuffer(store)
     for shard, table in enumerate(tables(rows, lengths, attempts)):
         buffer.append(table, stage="rollout", fingerprint="0" * 32, shard=shard)
@@ -260,7 +260,7 @@ def training(store: Path) -> Iterator[Callable[[], None]]:
     record |= {"host": socket.gethostname(), "pid": os.getpid()}
     catalog.write_run({**record, "state": "running", "stages": {"train": stage}})
     kept = store / "tmp" / f"live-{time.time_ns()}.jsonl"
-    with LiveLog(catalog.place, RUN, "train", kept) as log:
+    with LiveLog(catalog.storage, RUN, "train", kept) as log:
         steps = itertools.count()
 
         def write() -> None:

@@ -21,7 +21,7 @@ from agentrl.datastore.artifacts.tokenizers import TextOf, text_of
 from agentrl.datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError, VersionGoneError
 from agentrl.datastore.read.lookup import Ids, Lookup, id_array
 from agentrl.datastore.storage.delta_paths import data_files, scan_table
-from agentrl.datastore.storage.object_store import place
+from agentrl.datastore.storage.object_store import storage_of
 from agentrl.datastore.table import delta_log as log
 from agentrl.datastore.table.append import AppendResult, append, is_appended, transaction
 from agentrl.datastore.table.delta_table import BufferTable, schema_version
@@ -57,13 +57,13 @@ class TrajectoryBuffer:
     """The buffer of one store, a local folder or ``s3://bucket/prefix``. Only ``append`` and upkeep ever write."""
 
     def __init__(self, store: str | Path) -> None:
-        self.place = place(store)
-        self.store = self.place.uri
-        self._table = BufferTable(self.place)
+        self.storage = storage_of(store)
+        self.store = self.storage.uri
+        self._table = BufferTable(self.storage)
         self.uri = self._table.uri
         self._indexes: dict[str, SearchIndex] = {}
         self._known = KnownIds(self._table)
-        self._lookup = Lookup(self.place, FOLDER)
+        self._lookup = Lookup(self.storage, FOLDER)
         self._scalars: ScalarColumns | None = None
         _open.add(self)
 
@@ -73,7 +73,7 @@ class TrajectoryBuffer:
     def text_of(self, tokenizer: str) -> TextOf | None:
         """What gives the bytes of tokens, and where each begins in them, if the store keeps a tokenizer of this
         fingerprint."""
-        return text_of(self.place, tokenizer)
+        return text_of(self.storage, tokenizer)
 
     # table
 
@@ -125,29 +125,29 @@ class TrajectoryBuffer:
         the table stays as it was.
         """
         lineage = {"pipeline": pipeline or "", "stage": stage, "fingerprint": fingerprint, "run_id": run_id}
-        return append(self._table, self._known, self.place, trajectories, lineage, shard, on_error)
+        return append(self._table, self._known, self.storage, trajectories, lineage, shard, on_error)
 
     def keep_tasks(self, tasks: pa.Table) -> None:
         """Store tasks beside the buffer, by content, so that their rows can be scored again."""
-        keep(self.place, tasks)
+        keep(self.storage, tasks)
 
     def tasks(self, ids: Collection[str]) -> pa.Table:
         """The tasks of these ids that were ever stored here."""
-        return find(self.place, ids)
+        return find(self.storage, ids)
 
     def quarantined(self) -> "pl.DataFrame":
         """Rows that appends have set aside: the columns of a trajectory, ``row`` in its append, and ``problems``."""
         import polars as pl
 
-        keys = sorted(key for key in self.place.keys("quarantine") if key.endswith(".parquet"))
-        frames = [pl.read_parquet(self.place.read(key) or b"") for key in keys]
+        keys = sorted(key for key in self.storage.keys("quarantine") if key.endswith(".parquet"))
+        frames = [pl.read_parquet(self.storage.read(key) or b"") for key in keys]
         empty = pl.DataFrame(schema={"trajectory_id": pl.String, "row": pl.Int64, "problems": pl.List(pl.String)})
         return pl.concat(frames) if frames else empty
 
     def unreadable(self) -> list[dict[str, str]]:
         """Records of files that imports have set aside: ``place``, ``key`` at fault, ``reason`` and an ``excerpt``."""
-        keys = sorted(key for key in self.place.keys("quarantine") if key.endswith("-records.jsonl"))
-        return [json.loads(line) for key in keys for line in (self.place.read(key) or b"").splitlines()]
+        keys = sorted(key for key in self.storage.keys("quarantine") if key.endswith("-records.jsonl"))
+        return [json.loads(line) for key in keys for line in (self.storage.read(key) or b"").splitlines()]
 
     # reading
 
@@ -159,12 +159,12 @@ class TrajectoryBuffer:
         from agentrl.datastore.table import older_schemas as older
 
         with self._table.following() if version is None else nullcontext(self.table(version)) as table:
-            files, number, known = data_files(self.place, FOLDER, table), table.version(), schema_version(table)
+            files, number, known = data_files(self.storage, FOLDER, table), table.version(), schema_version(table)
         if known < TRAJECTORY_VERSION:
-            return older.scan(scan_table(self.place, FOLDER, self.table(number)))
+            return older.scan(scan_table(self.storage, FOLDER, self.table(number)))
         if self._scalars is None:
-            self._scalars = ScalarColumns(self.place, self._table.options)
-        return scan(files, lambda: scan_table(self.place, FOLDER, self.table(number)), self._scalars)
+            self._scalars = ScalarColumns(self.storage, self._table.options)
+        return scan(files, lambda: scan_table(self.storage, FOLDER, self.table(number)), self._scalars)
 
     def sql(
         self,
@@ -219,7 +219,7 @@ class TrajectoryBuffer:
         table = self.table(version)
         if table.version() == self.version:
             return False
-        there = {key.rpartition("/")[2] for key in self.place.keys(FOLDER)}
+        there = {key.rpartition("/")[2] for key in self.storage.keys(FOLDER)}
         return not {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()} <= there
 
     def diff(self, old: int | datetime, new: int | datetime | None = None) -> "pl.DataFrame":
@@ -296,7 +296,7 @@ class TrajectoryBuffer:
     def history(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits, newest first: version, time, operation, rows, and the stage run that made them."""
         self.table()  # raises if there is none, and mends a torn log
-        commits = log.newest(self.place, limit) if limit else log.read(self.place)
+        commits = log.newest(self.storage, limit) if limit else log.read(self.storage)
         return [
             {
                 "version": commit.version,

@@ -19,7 +19,7 @@ from rich.text import Text
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.storage.object_store import LocalPlace
+from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.flows.display import Display
 from agentrl.flows.gpus import shortage
 from agentrl.flows.order import run_here
@@ -228,8 +228,8 @@ def _in_pool(session: RunSession, step: PlannedStage) -> Outcome:
 
 def prefect_home(catalog: Catalog) -> Path:
     """Prefect's database and logs lie in the store, or beside its working files if the store is not local."""
-    storage = catalog.place
-    return (storage.root if isinstance(storage, LocalPlace) else storage.working_folder()) / "prefect"
+    storage = catalog.storage
+    return (storage.root if isinstance(storage, LocalStorage) else storage.working_folder()) / "prefect"
 
 
 def _nothing_to_do(plan: Plan, catalog: Catalog, out: Console, as_json: bool) -> int:
@@ -315,7 +315,7 @@ def _results(out: Console, plan: Plan, catalog: Catalog, manifests: dict[str, Ma
         if step.name in manifests:
             for path in _reports(step, manifests[step.name], catalog):
                 out.print(f"report  {path}", markup=False, highlight=False)
-    out.print(f"store   {catalog.place.uri}", markup=False, highlight=False)
+    out.print(f"store   {catalog.storage.uri}", markup=False, highlight=False)
 
 
 def _warn_of_worse(out: Console, catalog: Catalog, manifests: dict[str, Manifest]) -> None:

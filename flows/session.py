@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.storage.object_store import LocalPlace
+from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.flows.display import Display, seconds
 from agentrl.flows.gpus import reserved
 from agentrl.pipelines.file.machines import gpus_here
@@ -38,8 +38,8 @@ def new_run_id() -> str:
 
 def logs_folder(catalog: Catalog) -> Path:
     """The folder of all logs. It is local even if the store is not."""
-    storage = catalog.place
-    return (storage.root if isinstance(storage, LocalPlace) else storage.working_folder()) / "logs"
+    storage = catalog.storage
+    return (storage.root if isinstance(storage, LocalStorage) else storage.working_folder()) / "logs"
 
 
 @dataclass

@@ -69,7 +69,7 @@ class Slots:
         with ExitStack() as stack:
             for number in range(self.room[name]):
                 try:
-                    stack.enter_context(hold(self.session.catalog.place, f"locks/slot-{name}-{number}.lock", 0))
+                    stack.enter_context(hold(self.session.catalog.storage, f"locks/slot-{name}-{number}.lock", 0))
                     break
                 except LockTimeoutError:
                     continue

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.storage.object_store import LocalPlace
+from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.doctor import examine
 from agentrl.doctor.bands import Band, bands
 from agentrl.doctor.case import HEAVY, LIGHT, Case, Finding
@@ -104,7 +104,7 @@ def _logprobs(
     upstream = catalog.manifest(models[0].stage, models[0].fingerprint) if len(models) == 1 and rows else None
     if upstream is None:
         return {}
-    if not (recompute or isinstance(catalog.place, LocalPlace)):
+    if not (recompute or isinstance(catalog.storage, LocalStorage)):
         return {}  # nothing is downloaded by default
     folder = catalog.local(upstream, upstream.outputs[models[0].output].path)
     if not recompute and sum(file.stat().st_size for file in folder.rglob("*")) > SMALL_BYTES:

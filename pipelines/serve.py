@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import InvalidRowsError, StoreError
-from agentrl.datastore.storage.object_store import LocalPlace
+from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import EmbeddedConfig, EngineConfig
 from agentrl.pipelines.generate import policy_of
@@ -71,8 +71,8 @@ def engine_config(given: Any) -> EngineConfig:
 
 def recordings_of(buffer: TrajectoryBuffer) -> Path:
     """The folder with the files of episodes that are not in the buffer yet, whether or not it exists."""
-    storage = buffer.place
-    return (storage.root if isinstance(storage, LocalPlace) else storage.working_folder()) / FOLDER
+    storage = buffer.storage
+    return (storage.root if isinstance(storage, LocalStorage) else storage.working_folder()) / FOLDER
 
 
 def recorder_of(
@@ -103,7 +103,7 @@ def recorder_of(
         )
     _ = policy.codec  # a model whose dialect is not known is refused before anything is served
     buffer = TrajectoryBuffer(store)
-    keep_tokenizer(buffer.place, policy)
+    keep_tokenizer(buffer.storage, policy)
     folder = recordings_of(buffer)
     episodes = Episodes(folder, BufferRows(buffer), policy.name, policy.tokenizer_fingerprint)
     sampler = Sampler(engine.build(policy), policy, sampling.of(policy), turn_s, seed)

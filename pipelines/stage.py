@@ -171,7 +171,7 @@ class Context:
         not added again."""
         from agentrl.datastore.artifacts.live_metrics import LiveLog
 
-        with LiveLog(self.buffer.place, self.run_id, self.stage, self.scratch / "live.jsonl") as log:
+        with LiveLog(self.buffer.storage, self.run_id, self.stage, self.scratch / "live.jsonl") as log:
             yield log.write
 
     def keep_tokenizer(self, speaker: "Speaker") -> None:
@@ -179,7 +179,7 @@ class Context:
         without the model."""
         from agentrl.pipelines.tokenizers import keep_tokenizer
 
-        if not keep_tokenizer(self.buffer.place, speaker):
+        if not keep_tokenizer(self.buffer.storage, speaker):
             warnings.warn(
                 f"the tokenizer of {speaker.name} has no fast form, so the store cannot keep it: token ids become text "
                 "with the model alone",

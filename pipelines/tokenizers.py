@@ -9,13 +9,13 @@ from agentrl.datastore.errors import StoreError
 from agentrl.schemas.manifest import Kind
 
 if TYPE_CHECKING:
-    from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+    from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
     from agentrl.models.policy import Speaker
 
 FILE = "tokenizer.json"
 
 
-def keep_tokenizer(storage: "LocalPlace | S3Place", speaker: "Speaker") -> bool:
+def keep_tokenizer(storage: "LocalStorage | S3Storage", speaker: "Speaker") -> bool:
     """Write the tokenizer of a policy into a store, unless it is there. Returns whether it has a form that can be kept:
     tokenizers in Python alone have none."""
     backend = getattr(speaker.tokenizer, "backend_tokenizer", None)
@@ -33,7 +33,7 @@ def token_bytes(catalog: Catalog, tokenizer: str, policy: str = "") -> TokenByte
     Raises LookupError that says what to run if neither is there, and StoreError if the tokenizer is of a kind that is
     not known.
     """
-    data = kept(catalog.place, tokenizer) if tokenizer else None
+    data = kept(catalog.storage, tokenizer) if tokenizer else None
     if data is None and tokenizer and (file := _of_model(catalog, policy)):
         data = file.read_bytes()
     if data is None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from agentrl.datastore.errors import LeaseLostError, StoreError
 from agentrl.datastore.storage import ownership as owners
 from agentrl.datastore.storage.lease import Check, hold
-from agentrl.datastore.storage.object_store import LocalPlace, make_folder, place, sync, sync_tree
+from agentrl.datastore.storage.object_store import LocalStorage, make_folder, storage_of, sync, sync_tree
 from agentrl.schemas.manifest import Manifest
 from agentrl.schemas.records import RunRecord, TagRecord
 
@@ -46,7 +46,7 @@ class Catalog:
     """Artifacts, runs and tags of one store, a local folder or ``s3://bucket/prefix``."""
 
     def __init__(self, store: str | Path) -> None:
-        self.place = place(store)
+        self.storage = storage_of(store)
 
     @staticmethod
     def folder(stage: str, fingerprint: str) -> str:
@@ -58,12 +58,12 @@ class Catalog:
     def manifest(self, stage: str, fingerprint: str) -> Manifest | None:
         """The artifact's manifest. None if there is none, or (with a warning) if it cannot be read."""
         key = f"{self.folder(stage, fingerprint)}/manifest.json"
-        data = self.place.read(key)
+        data = self.storage.read(key)
         if data is None:
             return None
         manifest = _manifest(data)
         if isinstance(manifest, str):
-            warnings.warn(f"{self.place.uri}/{key} is corrupt and counts as absent: {manifest}", stacklevel=2)
+            warnings.warn(f"{self.storage.uri}/{key} is corrupt and counts as absent: {manifest}", stacklevel=2)
             return None
         return manifest
 
@@ -88,7 +88,7 @@ class Catalog:
         return self._folders(f"artifacts/{checked_name('stage', stage)}")
 
     def _folders(self, prefix: str) -> list[str]:
-        folders, strays = self.place.children(prefix)
+        folders, strays = self.storage.children(prefix)
         self._say_strays(prefix, strays)
         return [name for name in folders if _NAME.fullmatch(name)]
 
@@ -96,7 +96,7 @@ class Catalog:
         if strays:
             names = ", ".join(strays[:3]) + (f" and {len(strays) - 3} more" if len(strays) > 3 else "")
             warnings.warn(
-                f"{self.place.uri}/{prefix} holds files that agentrl did not write: {names}; they are left alone",
+                f"{self.storage.uri}/{prefix} holds files that agentrl did not write: {names}; they are left alone",
                 stacklevel=4,
             )
 
@@ -106,9 +106,9 @@ class Catalog:
         Locally it is the folder in which the artifact will stay, so it lies on the right filesystem.
         """
         key = self.folder(stage, fingerprint)
-        working = self.place.working_folder()
+        working = self.storage.working_folder()
         attempt = owners.mark(working)
-        folder = (self.place.root / key if isinstance(self.place, LocalPlace) else working / "staging") / attempt
+        folder = (self.storage.root / key if isinstance(self.storage, LocalStorage) else working / "staging") / attempt
         while not folder.exists():
             with suppress(FileNotFoundError):  # somebody removed the folder above, which was empty
                 make_folder(folder)
@@ -123,7 +123,7 @@ class Catalog:
 
     def _scratch(self, stage: str, fingerprint: str) -> Path:
         self.folder(stage, fingerprint)
-        return self.place.working_folder() / "scratch" / stage / fingerprint
+        return self.storage.working_folder() / "scratch" / stage / fingerprint
 
     def publish(
         self, manifest: Manifest, folder: Path, *, instead_of: Manifest | None = None, check: Check | None = None
@@ -141,26 +141,26 @@ class Catalog:
                 raise StoreError(f"output {name!r} of stage {stage!r} is missing: no {folder / output.path}")
         ours = manifest.model_copy(update={"attempt": folder.name})
         prefix = f"{self.folder(stage, fingerprint)}/{ours.attempt}"
-        published = _standing(self.place.read(self._key(ours)), instead_of)
+        published = _standing(self.storage.read(self._key(ours)), instead_of)
         if published is None:
             self._move_in(prefix, folder)
             if check:
                 try:
                     check()
                 except LeaseLostError:
-                    self.place.delete(prefix)
+                    self.storage.delete(prefix)
                     raise
             published = self._decide(ours, instead_of)
         if published.attempt != ours.attempt:
-            self.place.delete(prefix)
+            self.storage.delete(prefix)
         self.discard(stage, fingerprint, folder)
         shutil.rmtree(self._scratch(stage, fingerprint), ignore_errors=True)
         return published
 
     def discard(self, stage: str, fingerprint: str, folder: Path) -> None:
         """Throw away what :meth:`staging` gave, unless it is what the published manifest names."""
-        if isinstance(self.place, LocalPlace):
-            there = self.place.read(f"{self.folder(stage, fingerprint)}/manifest.json")
+        if isinstance(self.storage, LocalStorage):
+            there = self.storage.read(f"{self.folder(stage, fingerprint)}/manifest.json")
             manifest = None if there is None else _manifest(there)
             if isinstance(manifest, Manifest) and manifest.attempt == folder.name:
                 return
@@ -172,85 +172,85 @@ class Catalog:
 
     def _move_in(self, prefix: str, folder: Path) -> None:
         """Make an attempt's files durable in the store. Nobody reads them before the manifest names them."""
-        if isinstance(self.place, LocalPlace):
+        if isinstance(self.storage, LocalStorage):
             sync_tree(folder)
             sync(folder.parent)
             return
         for file in sorted(item for item in folder.rglob("*") if item.is_file()):
-            self.place.upload(f"{prefix}/{file.relative_to(folder).as_posix()}", file)
+            self.storage.upload(f"{prefix}/{file.relative_to(folder).as_posix()}", file)
 
     def _decide(self, ours: Manifest, instead_of: Manifest | None) -> Manifest:
         """Write the manifest unless another attempt was faster; return the one that counts."""
         key, body = self._key(ours), ours.model_dump_json(indent=2).encode()
         while True:
-            data, tag = self.place.tagged(key) or (None, None)
+            data, tag = self.storage.tagged(key) or (None, None)
             if standing := _standing(data, instead_of):
                 return standing
             if data is not None and isinstance(_manifest(data), str):
                 self._set_aside(key, data)
-            if self.place.put_if(key, body, tag):
+            if self.storage.put_if(key, body, tag):
                 return ours
 
     def local(self, manifest: Manifest, path: str) -> Path:
         """Local path of a file or folder of an artifact; what lies on S3 is downloaded once per attempt and kept."""
         stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
         key = "/".join(part for part in (self.folder(stage, fingerprint), manifest.attempt, path) if part).rstrip("/")
-        if isinstance(self.place, LocalPlace):
-            target = self.place.root / key
+        if isinstance(self.storage, LocalStorage):
+            target = self.storage.root / key
             if not target.exists():
                 raise StoreError(f"artifact {stage}/{fingerprint} has no {path!r} at {target}")
             return target
-        working = self.place.working_folder()
+        working = self.storage.working_folder()
         done = working / self.folder(stage, fingerprint) / f"{COMPLETE}{_mark_of(manifest, path)}"
         if not done.exists():
-            for name in list(self.place.keys(key)) or [key]:
+            for name in list(self.storage.keys(key)) or [key]:
                 try:
-                    self.place.download(name, working / name)
+                    self.storage.download(name, working / name)
                 except FileNotFoundError:
-                    raise StoreError(f"artifact {stage}/{fingerprint} has no {path!r} at {self.place.uri}") from None
+                    raise StoreError(f"artifact {stage}/{fingerprint} has no {path!r} at {self.storage.uri}") from None
             done.touch()
         return working / key
 
     def open(self, manifest: Manifest, path: str) -> Any:
         """A file of an artifact, as a path or an Arrow file of which only the ranges asked for are read."""
-        if isinstance(self.place, LocalPlace):
+        if isinstance(self.storage, LocalStorage):
             return self.local(manifest, path)
         folder = self.folder(manifest.ingredients.stage, manifest.fingerprint)
-        return self.place.open("/".join(part for part in (folder, manifest.attempt, path) if part))
+        return self.storage.open("/".join(part for part in (folder, manifest.attempt, path) if part))
 
     def remove(self, manifest: Manifest) -> None:
         """Remove an artifact: its manifest, then the files of the attempt that it names. Rows in the buffer stay."""
         stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
         key = self.folder(stage, fingerprint)
-        self.place.delete(f"{key}/manifest.json")
-        if not isinstance(self.place, LocalPlace):
-            for complete in (self.place.working_folder() / key).glob(f"{COMPLETE}*"):
+        self.storage.delete(f"{key}/manifest.json")
+        if not isinstance(self.storage, LocalStorage):
+            for complete in (self.storage.working_folder() / key).glob(f"{COMPLETE}*"):
                 complete.unlink(missing_ok=True)
-            shutil.rmtree(self.place.working_folder() / key, ignore_errors=True)
+            shutil.rmtree(self.storage.working_folder() / key, ignore_errors=True)
         for part in [manifest.attempt] if manifest.attempt else [output.path for output in manifest.outputs.values()]:
-            self.place.delete(f"{key}/{part}")
+            self.storage.delete(f"{key}/{part}")
         self._remove_if_empty(key)
 
     def remove_attempt(self, key: str) -> None:
         """Remove the files of an attempt that no manifest names, by its key."""
-        self.place.delete(key)
+        self.storage.delete(key)
         self._remove_if_empty(key.rpartition("/")[0])
 
     def _remove_if_empty(self, key: str) -> None:
         """Remove an artifact's folder, and its stage's, if nothing is in it."""
-        if isinstance(self.place, LocalPlace):
+        if isinstance(self.storage, LocalStorage):
             with suppress(OSError):
-                (self.place.root / key).rmdir()
-                (self.place.root / key).parent.rmdir()
+                (self.storage.root / key).rmdir()
+                (self.storage.root / key).parent.rmdir()
 
     def lock(self, stage: str, fingerprint: str, timeout: float = -1) -> AbstractContextManager[Check]:
         """Hold an artifact's name, among processes, so that no two runs compute it twice. ``timeout`` in seconds."""
         self.folder(stage, fingerprint)
-        return hold(self.place, f"locks/{stage}-{fingerprint}.lock", timeout)
+        return hold(self.storage, f"locks/{stage}-{fingerprint}.lock", timeout)
 
     def lock_garbage(self, timeout: float = -1) -> AbstractContextManager[Check]:
         """A lock that a run holds while it records what it needs, and ``gc`` while it decides what nobody needs."""
-        return hold(self.place, "locks/gc.lock", timeout)
+        return hold(self.storage, "locks/gc.lock", timeout)
 
     # tags
 
@@ -259,7 +259,7 @@ class Catalog:
         if self.manifest(stage, fingerprint) is None:
             raise StoreError(f"cannot tag {stage}/{fingerprint}: no such artifact; `agentrl status` lists them")
         body = json.dumps({"stage": stage, "fingerprint": fingerprint}).encode()
-        self.place.write(f"tags/{checked_name('tag', name)}.json", body)
+        self.storage.write(f"tags/{checked_name('tag', name)}.json", body)
 
     def tags(self) -> dict[str, tuple[str, str]]:
         """Name -> (stage, fingerprint)."""
@@ -271,7 +271,7 @@ class Catalog:
     def write_run(self, run: dict[str, Any]) -> None:
         """Create or replace ``runs/<run_id>.json``."""
         body = json.dumps(run, indent=2, default=str).encode()
-        self.place.write(f"runs/{checked_name('run_id', run['run_id'])}.json", body)
+        self.storage.write(f"runs/{checked_name('run_id', run['run_id'])}.json", body)
 
     def run(self, run_id: str) -> dict[str, Any] | None:
         """A run's record. None if there is none, or (with a warning) if it cannot be read."""
@@ -286,7 +286,7 @@ class Catalog:
 
     def _records(self, folder: str) -> dict[str, dict[str, Any]]:
         """Name -> content of the records of a folder. What cannot be read, or is no record, is named in a warning."""
-        folders, files = self.place.children(folder)
+        folders, files = self.storage.children(folder)
         names = [name for name in files if name.endswith(".json")]
         beside = [folder for folder in folders if f"{folder}.json" not in names]  # a run has a folder beside its record
         self._say_strays(folder, [*beside, *(name for name in files if name not in names)])
@@ -294,12 +294,12 @@ class Catalog:
         return {name: record for name, record in records.items() if record is not None}
 
     def _record(self, key: str) -> dict[str, Any] | None:
-        data = self.place.read(key)
+        data = self.storage.read(key)
         if data is None:
             return None
         record = _record(key, data)
         if isinstance(record, str):
-            warnings.warn(f"{self.place.uri}/{key} is damaged and passed over: {record}", stacklevel=4)
+            warnings.warn(f"{self.storage.uri}/{key} is damaged and passed over: {record}", stacklevel=4)
             return None
         return record
 
@@ -307,23 +307,23 @@ class Catalog:
         """Keys of run records and tags that cannot be read."""
         damaged = []
         for folder in _RECORDS:
-            for name in self.place.children(folder)[1]:
+            for name in self.storage.children(folder)[1]:
                 key = f"{folder}/{name}"
-                data = self.place.read(key) if name.endswith(".json") else None
+                data = self.storage.read(key) if name.endswith(".json") else None
                 if data is not None and isinstance(_record(key, data), str):
                     damaged.append(key)
         return damaged
 
     def set_aside(self, key: str) -> str:
         """Move a damaged record to ``damaged/``, where it no longer counts, and return its new key."""
-        aside = self._set_aside(key, self.place.read(key) or b"")
-        self.place.delete(key)
+        aside = self._set_aside(key, self.storage.read(key) or b"")
+        self.storage.delete(key)
         return aside
 
     def _set_aside(self, key: str, data: bytes) -> str:
-        aside = f"{DAMAGED}/{key}.{owners.mark(self.place.working_folder())}"
-        self.place.write(aside, data)
-        warnings.warn(f"{self.place.uri}/{key} is damaged; it was set aside as {aside}", stacklevel=3)
+        aside = f"{DAMAGED}/{key}.{owners.mark(self.storage.working_folder())}"
+        self.storage.write(aside, data)
+        warnings.warn(f"{self.storage.uri}/{key} is damaged; it was set aside as {aside}", stacklevel=3)
         return aside
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, Self
 
 from agentrl.datastore.artifacts.catalog import checked_name
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place, make_folder
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage, make_folder
 from agentrl.datastore.storage.ownership import mark
 
 PART = 1 << 16
@@ -39,8 +39,8 @@ class LiveLog:
     A log that cannot be written ends with a warning; it never ends the training.
     """
 
-    def __init__(self, storage: LocalPlace | S3Place, run_id: str, stage: str, kept: Path) -> None:
-        self.place, self.key, self.kept = storage, _key(run_id, stage), kept
+    def __init__(self, storage: LocalStorage | S3Storage, run_id: str, stage: str, kept: Path) -> None:
+        self.storage, self.key, self.kept = storage, _key(run_id, stage), kept
         self._last = -1
         self._file: IO[bytes] | None = None
         self._parts: _Parts | None = None
@@ -55,16 +55,16 @@ class LiveLog:
             self._last = json.loads(lines.splitlines()[-1])["step"]
         fresh = self.kept.with_suffix(".new")  # the log of the run before is another one from now on
         fresh.write_bytes(lines)
-        if isinstance(self.place, LocalPlace):
-            target = self.place.root / self.key
+        if isinstance(self.storage, LocalStorage):
+            target = self.storage.root / self.key
             make_folder(target.parent)
-            beside = target.parent / f".{target.name}.{mark(self.place.working_folder())}.tmp"
+            beside = target.parent / f".{target.name}.{mark(self.storage.working_folder())}.tmp"
             os.link(fresh, beside)
             os.replace(beside, target)
         os.replace(fresh, self.kept)
         self._file = self.kept.open("ab", buffering=0)
-        if isinstance(self.place, S3Place):
-            self._parts = _Parts(self.place, self.key, self.kept)
+        if isinstance(self.storage, S3Storage):
+            self._parts = _Parts(self.storage, self.key, self.kept)
 
     def write(self, metrics: Mapping[str, float | None]) -> None:
         """Add the metrics of a step, unless it is there. Numbers that are not finite become null. Takes tens of
@@ -84,7 +84,7 @@ class LiveLog:
 
     def _give_up(self, error: Exception) -> None:
         warnings.warn(
-            f"{self.place.uri}/{self.key} is no longer written: {error}; the run goes on without live metrics",
+            f"{self.storage.uri}/{self.key} is no longer written: {error}; the run goes on without live metrics",
             stacklevel=3,
         )
         self._close_file()
@@ -107,8 +107,8 @@ class _Parts:
     """Puts what is added to a file on S3, in a thread. What this run put before, from the same beginning, is replaced.
     A put that fails is tried again; the last failure is warned of at the end."""
 
-    def __init__(self, storage: S3Place, key: str, path: Path) -> None:
-        self._place, self._key, self._path = storage, key, path
+    def __init__(self, storage: S3Storage, key: str, path: Path) -> None:
+        self._storage, self._key, self._path = storage, key, path
         self._start = self._put = 0
         self._failed: Exception | None = None
         self._stop = threading.Event()
@@ -132,7 +132,7 @@ class _Parts:
             part = _whole(file.read())
         if self._start + len(part) == self._put:
             return
-        self._place.write(f"{self._key}/{self._start:012d}", part)
+        self._storage.write(f"{self._key}/{self._start:012d}", part)
         self._put = self._start + len(part)
         if len(part) >= PART:
             self._start = self._put
@@ -142,7 +142,7 @@ class _Parts:
         self._thread.join()
         if self._failed:
             warnings.warn(
-                f"{self._place.uri}/{self._key} lacks its last lines, which could not be written: {self._failed}",
+                f"{self._storage.uri}/{self._key} lacks its last lines, which could not be written: {self._failed}",
                 stacklevel=4,
             )
 
@@ -155,7 +155,7 @@ class LiveLines(NamedTuple):
 
 
 def lines_after(
-    storage: LocalPlace | S3Place, run_id: str, stage: str, cursor: int = 0, most: int = MOST
+    storage: LocalStorage | S3Storage, run_id: str, stage: str, cursor: int = 0, most: int = MOST
 ) -> LiveLines | None:
     """The lines of a live log after a cursor, about ``most`` bytes of them; None if there is no such log. A line that
     is not whole yet is left for the next time. If the log is shorter than the cursor, its stage began again, and so do
@@ -170,20 +170,20 @@ def lines_after(
     return LiveLines(whole.decode().splitlines(), cursor + len(whole))
 
 
-def length(storage: LocalPlace | S3Place, run_id: str, stage: str) -> int:
+def length(storage: LocalStorage | S3Storage, run_id: str, stage: str) -> int:
     """The bytes of a live log, the beginning of a line that is not whole yet included; 0 if there is none."""
     key = _key(run_id, stage)
-    if isinstance(storage, LocalPlace):
+    if isinstance(storage, LocalStorage):
         path = storage.root / key
         return path.stat().st_size if path.exists() else 0
     last = max(map(int, storage.children(key)[1]), default=0)
     return last + len(storage.read(f"{key}/{last:012d}") or b"")
 
 
-def live_stages(storage: LocalPlace | S3Place, run_id: str) -> list[str]:
+def live_stages(storage: LocalStorage | S3Storage, run_id: str) -> list[str]:
     """The stages of a run that have a live log, sorted."""
     folders, files = storage.children(folder_of(run_id))
-    names = files if isinstance(storage, LocalPlace) else folders
+    names = files if isinstance(storage, LocalStorage) else folders
     return [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]
 
 
@@ -204,9 +204,9 @@ def _whole(data: bytes) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
-def _bytes_of(storage: LocalPlace | S3Place, key: str, cursor: int, most: int) -> bytes | None:
+def _bytes_of(storage: LocalStorage | S3Storage, key: str, cursor: int, most: int) -> bytes | None:
     """The bytes from ``cursor`` on; None if there are not so many bytes, or no log."""
-    if isinstance(storage, LocalPlace):
+    if isinstance(storage, LocalStorage):
         try:
             with (storage.root / key).open("rb") as file:
                 if file.seek(0, os.SEEK_END) < cursor:

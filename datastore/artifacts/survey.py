@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.storage import ownership as owners
-from agentrl.datastore.storage.object_store import LocalPlace
+from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.schemas.manifest import Manifest
 
 FILE = "survey.json"
@@ -52,13 +52,13 @@ class Survey:
 
 def survey(catalog: Catalog) -> Survey:
     """Every artifact of the store; a manifest that cannot be read is named in a warning, as in the catalog."""
-    if not isinstance(catalog.place, LocalPlace):
+    if not isinstance(catalog.storage, LocalStorage):
         artifacts = {(manifest.ingredients.stage, manifest.fingerprint): _of(manifest) for manifest in catalog.all()}
         return Survey(artifacts, [(stage, name) for stage in catalog.stages() for name in catalog.fingerprints(stage)])
-    path = catalog.place.working_folder() / FILE
+    path = catalog.storage.working_folder() / FILE
     known, kept = _kept(path), {}
     result = Survey({}, [])
-    for artifact, folder in _folders(catalog, catalog.place.root):
+    for artifact, folder in _folders(catalog, catalog.storage.root):
         now = time.time_ns()
         try:
             stamp = os.stat(folder)

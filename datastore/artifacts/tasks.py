@@ -12,12 +12,12 @@ from agentrl.datastore.storage.digest import table_digest
 from agentrl.schemas.task import TASK_SCHEMA
 
 if TYPE_CHECKING:
-    from agentrl.datastore.storage.object_store import Place
+    from agentrl.datastore.storage.object_store import ObjectStorage
 
 FOLDER = "tasks"
 
 
-def keep(storage: "Place", tasks: pa.Table) -> str:
+def keep(storage: "ObjectStorage", tasks: pa.Table) -> str:
     """Store a set of tasks, unless one with equal content is there. Returns its key."""
     key = f"{FOLDER}/{table_digest([tasks])}.parquet"
     if tasks.num_rows and key not in set(storage.keys(FOLDER)):
@@ -27,7 +27,7 @@ def keep(storage: "Place", tasks: pa.Table) -> str:
     return key
 
 
-def find(storage: "Place", ids: Collection[str]) -> pa.Table:
+def find(storage: "ObjectStorage", ids: Collection[str]) -> pa.Table:
     """The stored tasks with these ids, one set in memory at a time. Tasks of two sets that are equal come once."""
     wanted = pa.array(sorted(set(ids)), pa.string())
     tables = [TASK_SCHEMA.empty_table()]

@@ -14,21 +14,21 @@ import numpy as np
 
 from agentrl.datastore.artifacts.catalog import checked_name
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 
 FOLDER = "tokenizers"
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 """What stands for an id that a tokenizer does not have."""
 
 
-def keep(storage: LocalPlace | S3Place, fingerprint: str, tokenizer: Callable[[], str]) -> None:
+def keep(storage: LocalStorage | S3Storage, fingerprint: str, tokenizer: Callable[[], str]) -> None:
     """Write a tokenizer, unless it is there. ``tokenizer`` gives its JSON text."""
     name = f"{checked_name('tokenizer', fingerprint)}.json"
     if name not in storage.children(FOLDER)[1]:
         storage.put_if(f"{FOLDER}/{name}", tokenizer().encode(), None)
 
 
-def kept(storage: LocalPlace | S3Place, fingerprint: str) -> bytes | None:
+def kept(storage: LocalStorage | S3Storage, fingerprint: str) -> bytes | None:
     """The JSON text of a tokenizer; None if it is not there."""
     return storage.read(f"{FOLDER}/{checked_name('tokenizer', fingerprint)}.json")
 
@@ -37,7 +37,7 @@ TextOf = Callable[[Sequence[int]], tuple[bytes, Any]]
 """The bytes of tokens, and where each token begins in them, a sequence of [tokens + 1] integers."""
 
 
-def text_of(storage: LocalPlace | S3Place, fingerprint: str) -> TextOf | None:
+def text_of(storage: LocalStorage | S3Storage, fingerprint: str) -> TextOf | None:
     """What turns ids of a tokenizer of this store into text, see :meth:`TokenBytes.text`; None if it is not there, or
     of a kind that is not known."""
     try:

@@ -15,7 +15,7 @@ from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.survey import FILE as SURVEY
 from agentrl.datastore.artifacts.survey import Artifact, Surveyed, survey
 from agentrl.datastore.storage import ownership as owners
-from agentrl.datastore.storage.object_store import TRASH, LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import TRASH, LocalStorage, S3Storage
 from agentrl.datastore.storage.ownership import Owner
 from agentrl.schemas.manifest import Manifest
 
@@ -28,12 +28,12 @@ _KEPT = ("owners", "scratch", "artifacts", "tokens", "scalars", "prefect", "logs
 """Folders of the working folder that hold what is used again."""
 
 
-def leftovers(storage: LocalPlace | S3Place, artifacts: Iterable[Artifact] | None = None) -> list[Path]:
+def leftovers(storage: LocalStorage | S3Storage, artifacts: Iterable[Artifact] | None = None) -> list[Path]:
     """Local files and folders, temporary by their name, that nobody uses any more. ``artifacts``: those to look into;
     default: all."""
     working = storage.working_folder()
     paths = set(_in_working(working))
-    if isinstance(storage, LocalPlace):
+    if isinstance(storage, LocalStorage):
         paths |= set(
             _temporaries(storage.root, (*_OTHERS, working.name, *([] if artifacts is None else ["artifacts"])))
         )
@@ -53,9 +53,9 @@ def remove(paths: list[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def old_downloads(storage: LocalPlace | S3Place, manifests: Mapping[Artifact, Surveyed]) -> list[Path]:
+def old_downloads(storage: LocalStorage | S3Storage, manifests: Mapping[Artifact, Surveyed]) -> list[Path]:
     """Downloaded attempts at artifacts that no manifest names any more."""
-    if isinstance(storage, LocalPlace):
+    if isinstance(storage, LocalStorage):
         return []
     folders = []
     for folder in sorted((storage.working_folder() / "artifacts").glob("*/*")):
@@ -75,10 +75,12 @@ def abandoned_attempts(catalog: Catalog, stage: str, fingerprint: str, counts: M
     ``counts`` is the manifest that is published now, or None. The caller holds the artifact's lock. On S3 the
     list is empty, because nobody can tell whether a process of another machine lives.
     """
-    if counts is not None or not isinstance(catalog.place, LocalPlace):
+    if counts is not None or not isinstance(catalog.storage, LocalStorage):
         return []
     key = catalog.folder(stage, fingerprint)
-    return [f"{key}/{name}" for name in catalog.place.children(key)[0] if _dead(catalog.place.working_folder(), name)]
+    return [
+        f"{key}/{name}" for name in catalog.storage.children(key)[0] if _dead(catalog.storage.working_folder(), name)
+    ]
 
 
 def unnamed_attempts(catalog: Catalog, at_work: bool, among: Iterable[Artifact] | None = None) -> Iterator[str]:
@@ -88,7 +90,7 @@ def unnamed_attempts(catalog: Catalog, at_work: bool, among: Iterable[Artifact] 
 
     Attempts stay, too, if their manifest cannot be read.
     """
-    storage = catalog.place
+    storage = catalog.storage
     working = storage.working_folder()
     for stage, fingerprint in survey(catalog).unsettled if among is None else among:
         key = catalog.folder(stage, fingerprint)
@@ -111,7 +113,7 @@ def _dead(working: Path, name: str) -> bool:
     return owner is not None and owners.state(working, owner) is Owner.DEAD
 
 
-def _is_old_at(storage: LocalPlace | S3Place, key: str, working: Path, name: str) -> bool:
+def _is_old_at(storage: LocalStorage | S3Storage, key: str, working: Path, name: str) -> bool:
     """Whether an attempt of an owner that is not known here was last changed long ago."""
     if owners.state(working, owners.owner_in(name) or "") is not Owner.UNKNOWN:
         return False
@@ -119,9 +121,9 @@ def _is_old_at(storage: LocalPlace | S3Place, key: str, working: Path, name: str
     return newest is not None and _now(storage) - newest > GRACE
 
 
-def _now(storage: LocalPlace | S3Place) -> datetime:
+def _now(storage: LocalStorage | S3Storage) -> datetime:
     """The time by the clock that stamps the place's objects: on S3 the lock that the caller holds was just written."""
-    if isinstance(storage, LocalPlace):
+    if isinstance(storage, LocalStorage):
         return datetime.now(UTC)
     return max((changed for _, changed in storage.listing("locks")), default=datetime.now(UTC))
 

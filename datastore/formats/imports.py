@@ -137,7 +137,7 @@ def import_paths(
             reading_files.leave_out(_fingerprints(buffer, stage))
             reading_files.check()
             return reading_files.finish()
-        with hold(buffer.place, LOCK):
+        with hold(buffer.storage, LOCK):
             reading_files.leave_out(_fingerprints(buffer, stage))
             if reading_files.files:
                 fingerprint = reading_files.result.fingerprint = reading_files.fingerprint(buffer.version)
@@ -348,7 +348,7 @@ class Reading:
         """Keep records that could not be read, as JSON Lines beside the rows that appends set aside."""
         if self.notes.unreadable:
             lines = "".join(json.dumps(record.as_dict(), ensure_ascii=False) + "\n" for record in self.notes.unreadable)
-            buffer.place.write(f"quarantine/{name}-records.jsonl", lines.encode("utf-8", "replace"))
+            buffer.storage.write(f"quarantine/{name}-records.jsonl", lines.encode("utf-8", "replace"))
 
     def finish(self) -> Imported:
         result = self.result

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from agentrl.datastore.errors import CorruptError
 from agentrl.datastore.read.token_cache import Copies
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.older_schemas import to_read, upgrade
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class _File:
 class Lookup:
     """Reads rows of one table by ``trajectory_id``."""
 
-    def __init__(self, storage: LocalPlace | S3Place, folder: str) -> None:
-        self._place = storage
+    def __init__(self, storage: LocalStorage | S3Storage, folder: str) -> None:
+        self._storage = storage
         self._folder = folder
         self._files: dict[str, _File] = {}
         self._version: tuple[object, int] | None = None
@@ -163,12 +163,12 @@ class Lookup:
 
     def _open(self, file: _File) -> pq.ParquetFile:
         source: Any
-        if isinstance(self._place, LocalPlace):
-            source = self._place.root / self._folder / file.path
+        if isinstance(self._storage, LocalStorage):
+            source = self._storage.root / self._folder / file.path
         else:
-            source = self._place.open(f"{self._folder}/{file.path}")
+            source = self._storage.open(f"{self._folder}/{file.path}")
         footer = self._footers.get(file.path)
-        opened = pq.ParquetFile(source, metadata=footer, pre_buffer=not isinstance(self._place, LocalPlace))
+        opened = pq.ParquetFile(source, metadata=footer, pre_buffer=not isinstance(self._storage, LocalStorage))
         if footer is None:
             self._keep(file.path, opened.metadata)
         return opened

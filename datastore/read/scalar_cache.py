@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 from xxhash import xxh3_128_digest
 
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.storage.ownership import mark
 
 FOLDER = "scalars"
@@ -25,7 +25,7 @@ _DIGEST_BYTES = 16
 class ScalarCopies:
     """The copies that this machine has of one table: in the store's folder, or for S3 in the cache folder."""
 
-    def __init__(self, storage: LocalPlace | S3Place) -> None:
+    def __init__(self, storage: LocalStorage | S3Storage) -> None:
         self._working = storage.working_folder()
         self.folder = self._working / FOLDER
 

@@ -11,7 +11,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from agentrl.datastore.read.scalar_cache import ScalarCopies
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
@@ -43,7 +43,7 @@ class ScalarColumns:
     its threads may call this again.
     """
 
-    def __init__(self, storage: LocalPlace | S3Place, storage_options: dict[str, str] | None) -> None:
+    def __init__(self, storage: LocalStorage | S3Storage, storage_options: dict[str, str] | None) -> None:
         self._options = storage_options
         self._copies = ScalarCopies(storage)
         self._held = _Held()

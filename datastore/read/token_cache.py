@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.storage.ownership import mark
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ COLUMNS = ("trajectory_id", "input_ids", "action_mask", "logprobs")
 class Copies:
     """The copies that this machine has of one table: in the store's folder, or for S3 in the cache folder."""
 
-    def __init__(self, storage: LocalPlace | S3Place) -> None:
+    def __init__(self, storage: LocalStorage | S3Storage) -> None:
         self.folder = storage.working_folder() / "tokens"
         self._working = storage.working_folder()
 
@@ -63,7 +63,7 @@ def warm(buffer: "TrajectoryBuffer") -> dict[str, int]:
     from agentrl.datastore.table.ids import open_file
     from agentrl.datastore.table.maintenance import live_files
 
-    copies = Copies(buffer.place)
+    copies = Copies(buffer.storage)
     copies.folder.mkdir(parents=True, exist_ok=True)
     names = list(live_files(buffer.table()))
     wanted = {copies.path(name) for name in names}
@@ -72,7 +72,7 @@ def warm(buffer: "TrajectoryBuffer") -> dict[str, int]:
         path.unlink(missing_ok=True)
     missing = [name for name in names if not copies.path(name).exists()]
     for name in missing:
-        with open_file(buffer.place, name) as file:
+        with open_file(buffer.storage, name) as file:
             copies.make(name, file.read(list(COLUMNS)))
     size = sum(path.stat().st_size for path in wanted)
     return {"files": len(names), "copied": len(missing), "removed": len(old), "bytes": size}

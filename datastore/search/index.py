@@ -85,7 +85,7 @@ class SearchIndex:
     # state
 
     def _meta(self) -> dict[str, object] | None:
-        data = self.buffer.place.read(f"{self.folder}/index.json")
+        data = self.buffer.storage.read(f"{self.folder}/index.json")
         return json.loads(data) if data else None
 
     def state(self) -> State | None:
@@ -108,8 +108,8 @@ class SearchIndex:
     def embedder(self) -> Embedder:
         if self.name != EMBEDDED:
             return pretrained(self.name)
-        path = self.buffer.place.working_folder() / f"embedder-{mark(self.buffer.place.working_folder())}.npz"
-        stored = self.buffer.place.read(f"{self.folder}/model.npz")
+        path = self.buffer.storage.working_folder() / f"embedder-{mark(self.buffer.storage.working_folder())}.npz"
+        stored = self.buffer.storage.read(f"{self.folder}/model.npz")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             if stored is not None:
@@ -117,7 +117,7 @@ class SearchIndex:
                 return LatentEmbedder.load(path)
             made = LatentEmbedder.fit(self._prompts())
             made.save(path)
-            self.buffer.place.write(f"{self.folder}/model.npz", path.read_bytes())
+            self.buffer.storage.write(f"{self.folder}/model.npz", path.read_bytes())
             return made
         finally:
             path.unlink(missing_ok=True)
@@ -128,9 +128,9 @@ class SearchIndex:
     def refresh(self, rebuild: bool = False, progress: Progress | None = None) -> State:
         """Embed the prompts that are new since the last refresh. ``rebuild`` starts over, with ``embedded`` fitted
         anew. Raises if the stored vectors are another model's, which cannot be compared."""
-        with hold(self.buffer.place, f"locks/{self.folder.replace('/', '-')}.lock"):
+        with hold(self.buffer.storage, f"locks/{self.folder.replace('/', '-')}.lock"):
             if rebuild:
-                self.buffer.place.delete(self.folder)
+                self.buffer.storage.delete(self.folder)
                 self.__dict__.pop("embedder", None)
                 self._loaded = None
             version = self.buffer.table().version()
@@ -164,7 +164,7 @@ class SearchIndex:
             flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel(), pa.float32()), vectors.shape[1])
             sink = pa.BufferOutputStream()
             pq.write_table(pa.table({"text": pa.array(some, pa.string()), "vector": flat}), sink, compression="zstd")
-            self.buffer.place.write(f"{self.folder}/{parts[-1]}", sink.getvalue().to_pybytes())
+            self.buffer.storage.write(f"{self.folder}/{parts[-1]}", sink.getvalue().to_pybytes())
         body = {
             "embedder": self.embedder.identity,
             "table_version": version,
@@ -172,7 +172,7 @@ class SearchIndex:
             "cut": cut,
             "parts": parts,
         }
-        self.buffer.place.write(f"{self.folder}/index.json", json.dumps(body, indent=2).encode())
+        self.buffer.storage.write(f"{self.folder}/index.json", json.dumps(body, indent=2).encode())
 
     def _load(self) -> None:
         """Read what the newest ``index.json`` names into memory, once."""
@@ -200,7 +200,7 @@ class SearchIndex:
         """The prompts that the index held in this state, in the order in which they came to it, and their vectors,
         float32 [texts, dimensions], some thousand at a time. Raises StoreError if it was made anew since."""
         for part in state.parts:
-            data = self.buffer.place.read(f"{self.folder}/{part}")
+            data = self.buffer.storage.read(f"{self.folder}/{part}")
             if data is None:
                 raise StoreError(f"{self.folder}/{part} is gone: the search index was made anew meanwhile; ask again")
             for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(BATCH):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 
 if TYPE_CHECKING:
     import polars as pl
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _PLAIN = re.compile(r"[A-Za-z0-9/_.~@:+,=&;!()'$-]*")
 
 
-def is_plain(storage: LocalPlace | S3Place) -> bool:
+def is_plain(storage: LocalStorage | S3Storage) -> bool:
     """Whether delta-rs and Polars read the place's name as we do."""
-    return not isinstance(storage, LocalPlace) or _PLAIN.fullmatch(storage.uri) is not None
+    return not isinstance(storage, LocalStorage) or _PLAIN.fullmatch(storage.uri) is not None
 
 
-def opened_as(storage: LocalPlace | S3Place, folder: str) -> str:
+def opened_as(storage: LocalStorage | S3Storage, folder: str) -> str:
     """The name under which delta-rs opens the log of the table in ``folder``."""
-    if not isinstance(storage, LocalPlace) or is_plain(storage):
+    if not isinstance(storage, LocalStorage) or is_plain(storage):
         return f"{storage.uri.rstrip('/')}/{folder}"
     return _linked(storage.root / folder)
 
@@ -45,7 +45,7 @@ def _linked(table: Path) -> str:
     return f"{folder}/{table.name}"
 
 
-def data_files(storage: LocalPlace | S3Place, folder: str, table: "DeltaTable") -> list[str]:
+def data_files(storage: LocalStorage | S3Storage, folder: str, table: "DeltaTable") -> list[str]:
     """The table's data files, as Polars takes them."""
     if is_plain(storage):
         return table.file_uris()
@@ -55,7 +55,7 @@ def data_files(storage: LocalPlace | S3Place, folder: str, table: "DeltaTable") 
     return [f"{storage.uri}/{folder}/{unquote(name)}" for name in names]
 
 
-def scan_table(storage: LocalPlace | S3Place, folder: str, table: "DeltaTable") -> "pl.LazyFrame":
+def scan_table(storage: LocalStorage | S3Storage, folder: str, table: "DeltaTable") -> "pl.LazyFrame":
     """All rows of a table's version. Statistics of the log skip files only if the place's name is plain."""
     import polars as pl
     import pyarrow as pa

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.errors import LeaseLostError, LockTimeoutError
 from agentrl.datastore.storage import ownership as owners
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place, make_folder
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage, make_folder
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -45,7 +45,7 @@ Check = Callable[[], None]
 
 
 @contextmanager
-def hold(storage: LocalPlace | S3Place, key: str, timeout: float = -1) -> Iterator[Check]:
+def hold(storage: LocalStorage | S3Storage, key: str, timeout: float = -1) -> Iterator[Check]:
     """Hold the lock ``key`` and yield the check that it is still held.
 
     ``timeout`` in seconds; negative waits for ever, with a warning after :data:`QUIET_SECONDS`; zero does not wait.
@@ -64,8 +64,8 @@ def hold(storage: LocalPlace | S3Place, key: str, timeout: float = -1) -> Iterat
 
 
 @contextmanager
-def _held(storage: LocalPlace | S3Place, key: str, timeout: float) -> Iterator[Check]:
-    if isinstance(storage, LocalPlace):
+def _held(storage: LocalStorage | S3Storage, key: str, timeout: float) -> Iterator[Check]:
+    if isinstance(storage, LocalStorage):
         lock = _file_lock(storage, key, timeout)
         try:
             yield _always
@@ -85,7 +85,7 @@ def _always() -> None:
     """A file lock is never lost while its holder lives."""
 
 
-def _file_lock(storage: LocalPlace, key: str, timeout: float) -> "BaseFileLock":
+def _file_lock(storage: LocalStorage, key: str, timeout: float) -> "BaseFileLock":
     """The lock, acquired."""
     from filelock import FileLock, Timeout
 
@@ -102,8 +102,8 @@ def _file_lock(storage: LocalPlace, key: str, timeout: float) -> "BaseFileLock":
 class _Lease:
     """One lease of this process."""
 
-    def __init__(self, storage: S3Place, key: str) -> None:
-        self._place, self._key = storage, key
+    def __init__(self, storage: S3Storage, key: str) -> None:
+        self._storage, self._key = storage, key
         self._tag: str | None = None
         self._lost = False
         self._lock = threading.Lock()
@@ -120,14 +120,14 @@ class _Lease:
         deadline = None if timeout < 0 else time.monotonic() + timeout
         while True:
             looked = time.monotonic()
-            lease = self._place.tagged(self._key)
+            lease = self._storage.tagged(self._key)
             if lease is None:
                 free, tag, holder = True, None, {}
             else:
                 tag, holder = lease[1], _holder(lease[0])
                 free = (
                     not holder
-                    or _died_here(self._place, holder)
+                    or _died_here(self._storage, holder)
                     or looked - self._unchanged_since(tag) >= LEASE_SECONDS
                 )
             if free and (taken := self._put(self._holder, tag)):
@@ -136,12 +136,12 @@ class _Lease:
                 return
             if deadline is not None and time.monotonic() >= deadline:
                 held_by = f"{holder.get('host')}, process {holder.get('pid')}, since {holder.get('since')}"
-                raise LockTimeoutError(f"{self._place.uri}/{self._key} is held by {held_by}; wait for it, or stop it")
+                raise LockTimeoutError(f"{self._storage.uri}/{self._key} is held by {held_by}; wait for it, or stop it")
             time.sleep(POLL_SECONDS)
 
     def _unchanged_since(self, tag: str) -> float:
         """When this process saw the lease for the first time as it is now, on the monotonic clock."""
-        name = f"{self._place.uri}/{self._key}"
+        name = f"{self._storage.uri}/{self._key}"
         if _seen.get(name, ("", 0.0))[0] != tag:
             _seen[name] = (tag, time.monotonic())
         return _seen[name][1]
@@ -154,8 +154,8 @@ class _Lease:
                 self._lost, self._tag = taken is None, taken or self._tag
             if self._lost:
                 raise LeaseLostError(
-                    f"{self._place.uri}/{self._key} was taken over by another process, because this one did not renew "
-                    f"it for {LEASE_SECONDS:.0f} s (it was stopped, or cut off from the store)"
+                    f"{self._storage.uri}/{self._key} was taken over by another process, because this one did not "
+                    f"renew it for {LEASE_SECONDS:.0f} s (it was stopped, or cut off from the store)"
                 )
 
     def _keep(self) -> None:
@@ -166,7 +166,7 @@ class _Lease:
                 warnings.warn(str(error), stacklevel=1)
                 return
             except Exception as error:  # the store may be back before the lease runs out
-                warnings.warn(f"{self._place.uri}/{self._key} could not be renewed: {error}", stacklevel=1)
+                warnings.warn(f"{self._storage.uri}/{self._key} could not be renewed: {error}", stacklevel=1)
 
     def release(self) -> None:
         self._stop.set()
@@ -176,19 +176,20 @@ class _Lease:
                 self._put({}, self._tag)
             except Exception as error:
                 warnings.warn(
-                    f"{self._place.uri}/{self._key} could not be released ({error}); others wait {LEASE_SECONDS:.0f} s",
+                    f"{self._storage.uri}/{self._key} could not be released ({error}); "
+                    f"others wait {LEASE_SECONDS:.0f} s",
                     stacklevel=1,
                 )
 
     def _put(self, holder: dict[str, Any], tag: str | None) -> str | None:
-        return self._place.put_if(self._key, _body(holder), tag)
+        return self._storage.put_if(self._key, _body(holder), tag)
 
 
-def tidy(storage: LocalPlace | S3Place) -> None:
+def tidy(storage: LocalStorage | S3Storage) -> None:
     """Remove what locks leave behind: files of killed holders, and leases that nobody has touched for :data:`UNUSED`.
     Leases of processes that died on this machine are released. The caller holds a lock, so that on S3 the newest one
     tells the time."""
-    if isinstance(storage, LocalPlace):
+    if isinstance(storage, LocalStorage):
         for name in storage.children("locks")[1]:
             with suppress(LockTimeoutError), _held(storage, f"locks/{name}", 0):
                 pass
@@ -205,7 +206,7 @@ def _body(holder: dict[str, Any]) -> bytes:
     return json.dumps({**holder, "beat": uuid.uuid4().hex}).encode()  # each version has a tag of its own
 
 
-def _died_here(storage: S3Place, holder: dict[str, Any]) -> bool:
+def _died_here(storage: S3Storage, holder: dict[str, Any]) -> bool:
     if holder.get("host") != socket.gethostname():
         return False
     return owners.state(storage.working_folder(), str(holder.get("owner"))) is owners.Owner.DEAD

@@ -23,7 +23,7 @@ from agentrl.datastore.storage.ownership import mark
 TRASH = ".trash-"
 
 
-class Place(Protocol):
+class ObjectStorage(Protocol):
     """Objects of a store, under keys such as ``runs/a.json``."""
 
     uri: str
@@ -63,7 +63,7 @@ class Place(Protocol):
         """A local folder for what is not finished."""
 
 
-class LocalPlace:
+class LocalStorage:
     """A folder. Nothing is created before the first write."""
 
     def __init__(self, root: Path) -> None:
@@ -164,7 +164,7 @@ class LocalPlace:
         return self.root / "tmp"
 
 
-class S3Place:
+class S3Storage:
     """A bucket and a prefix in it. Raises StoreError if there are no credentials."""
 
     def __init__(self, uri: str) -> None:
@@ -284,7 +284,7 @@ def is_remote(store: str | Path) -> bool:
     return "://" in str(store)
 
 
-def place(store: str | Path) -> LocalPlace | S3Place:
+def storage_of(store: str | Path) -> LocalStorage | S3Storage:
     """The place that a store's name means. Raises StoreError if it means none.
 
     A path is taken letter by letter; in a ``file://`` URI, ``%20`` is a space.
@@ -293,18 +293,18 @@ def place(store: str | Path) -> LocalPlace | S3Place:
     if not text.strip():
         raise StoreError(f"store {text!r} is empty; name a folder (the default is `store`) or s3://bucket/prefix")
     if text.startswith("s3://"):
-        return S3Place(text)
+        return S3Storage(text)
     if text.startswith("file://"):
         host, _, path = text.removeprefix("file://").partition("/")
         if host not in ("", "localhost"):
             raise StoreError(
                 f"store {text!r} names the host {host!r}; write a folder of this machine as file:///folder"
             )
-        return LocalPlace(Path("/" + unquote(path)))
+        return LocalStorage(Path("/" + unquote(path)))
     if is_remote(text):
         raise StoreError(f"store {text!r} is neither a folder nor s3://bucket/prefix")
     path = text if not text.startswith("~/") and text != "~" else os.path.expanduser(text)
-    return LocalPlace(Path(path).absolute())
+    return LocalStorage(Path(path).absolute())
 
 
 def _tag(data: bytes) -> str:

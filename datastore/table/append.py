@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.datastore.errors import InvalidRowsError, StoreError
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.commit import commit
 from agentrl.datastore.table.delta_table import BufferTable
 from agentrl.datastore.table.ids import KnownIds
@@ -36,7 +36,7 @@ class _AlreadyThereError(Exception):
 def append(
     to: BufferTable,
     known: KnownIds,
-    storage: LocalPlace | S3Place,
+    storage: LocalStorage | S3Storage,
     rows: Rows,
     lineage: dict[str, str],
     shard: int,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.errors import CorruptError, StoreError, one_line
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place, sync
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage, sync
 from agentrl.datastore.table.delta_log import LOG, commit_key
 from agentrl.datastore.table.delta_table import BufferTable
 from agentrl.datastore.table.open_writers import death
@@ -64,7 +64,7 @@ def commit(
         }
         # commitInfo comes last: a file that was cut short lacks it
         lines = [json.dumps(action, ensure_ascii=False) for action in [*actions, {"commitInfo": info_fields | info}]]
-        if _create(to.place, version, "\n".join(lines).encode(), files):
+        if _create(to.storage, version, "\n".join(lines).encode(), files):
             break
         time.sleep(random.uniform(0, 0.01))
     if version % CHECKPOINT_EVERY == 0:
@@ -72,7 +72,7 @@ def commit(
     return version
 
 
-def _create(storage: LocalPlace | S3Place, version: int, body: bytes, files: FileWriter | None) -> bool:
+def _create(storage: LocalStorage | S3Storage, version: int, body: bytes, files: FileWriter | None) -> bool:
     """Create the commit. Returns whether the log has it under this version. After an error the log is read, and on S3
     the commit is put again."""
     key = commit_key(version)
@@ -98,14 +98,14 @@ def _create(storage: LocalPlace | S3Place, version: int, body: bytes, files: Fil
     return outcome
 
 
-def _settle(storage: LocalPlace | S3Place, key: str, body: bytes) -> bool:
+def _settle(storage: LocalStorage | S3Storage, key: str, body: bytes) -> bool:
     """Whether a commit is in the log, after an error that does not tell. On S3 a put may still be on its way. Only a
     commit with this number settles that, so it is put again."""
     try:
         stored = storage.read(key)
-        if stored is None and not isinstance(storage, LocalPlace):
+        if stored is None and not isinstance(storage, LocalStorage):
             return storage.put_if(key, body, None) is not None or storage.read(key) == body
-        if stored == body and isinstance(storage, LocalPlace):
+        if stored == body and isinstance(storage, LocalStorage):
             sync((storage.root / key).parent)
     except Exception as error:
         raise StoreError(
@@ -128,7 +128,7 @@ def overdue_checkpoint(to: BufferTable) -> str:
     """Write a checkpoint, if that of an earlier commit could not be written. Gives the reason if this one cannot be
     either; empty if none is overdue any more."""
     try:
-        last = int(json.loads(to.place.read(f"{LOG}/_last_checkpoint") or b"")["version"])
+        last = int(json.loads(to.storage.read(f"{LOG}/_last_checkpoint") or b"")["version"])
     except (ValueError, TypeError, KeyError):
         last = 0
     if to.open().version() - last < CHECKPOINT_EVERY:
@@ -142,8 +142,8 @@ def overdue_checkpoint(to: BufferTable) -> str:
 
 def _write_checkpoint(to: BufferTable) -> None:
     to.open().create_checkpoint()
-    if isinstance(to.place, LocalPlace):
+    if isinstance(to.storage, LocalStorage):
         for name in ("*.checkpoint*.parquet", "_last_checkpoint"):  # the hint after the file that it names
-            for path in sorted((to.place.root / LOG).glob(name))[-1:]:
+            for path in sorted((to.storage.root / LOG).glob(name))[-1:]:
                 sync(path)
-            sync(to.place.root / LOG)
+            sync(to.storage.root / LOG)

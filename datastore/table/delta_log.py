@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from agentrl.datastore.errors import CorruptError
 from agentrl.datastore.storage.lease import hold
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.writer import FOLDER
 
 LOG = f"{FOLDER}/_delta_log"
@@ -70,31 +70,31 @@ def parse(version: int, data: bytes) -> Commit:
     return Commit(version, adds, removes, transactions, info)
 
 
-def versions(storage: LocalPlace | S3Place) -> list[int]:
+def versions(storage: LocalStorage | S3Storage) -> list[int]:
     """Numbers of the commit files, in order."""
     matches = (_COMMIT.fullmatch(key) for key in storage.keys(LOG))
     return sorted(int(match[1]) for match in matches if match)
 
 
-def read(storage: LocalPlace | S3Place, first: int = 0, last: int | None = None) -> list[Commit]:
+def read(storage: LocalStorage | S3Storage, first: int = 0, last: int | None = None) -> list[Commit]:
     """The commits ``first`` to ``last``, oldest first; each file is read once. Raises if one cannot be read."""
     wanted = [version for version in versions(storage) if version >= first and (last is None or version <= last)]
     return list(_read(storage, wanted))
 
 
-def newest(storage: LocalPlace | S3Place, limit: int) -> list[Commit]:
+def newest(storage: LocalStorage | S3Storage, limit: int) -> list[Commit]:
     """The newest commits, oldest of them first."""
     return list(_read(storage, versions(storage)[-limit:]))
 
 
-def _read(storage: LocalPlace | S3Place, wanted: list[int]) -> Iterable[Commit]:
+def _read(storage: LocalStorage | S3Storage, wanted: list[int]) -> Iterable[Commit]:
     def one(version: int) -> Commit:
         try:
             return parse(version, storage.read(commit_key(version)) or b"")
         except TornError as error:
             raise CorruptError(f"commit {commit_key(version)}", str(error)) from None
 
-    if isinstance(storage, LocalPlace) or len(wanted) < 2:
+    if isinstance(storage, LocalStorage) or len(wanted) < 2:
         return map(one, wanted)
     with ThreadPoolExecutor(_REQUESTS) as pool:
         return list(pool.map(one, wanted))
@@ -118,7 +118,7 @@ def lives(commits: Iterable[Commit]) -> dict[str, list[tuple[int, int | None]]]:
 # torn files
 
 
-def is_torn(storage: LocalPlace, version: int) -> bool:
+def is_torn(storage: LocalStorage, version: int) -> bool:
     """Whether the file of this commit, which exists, is not whole."""
     try:
         parse(version, storage.read(commit_key(version)) or b"")
@@ -127,7 +127,7 @@ def is_torn(storage: LocalPlace, version: int) -> bool:
     return False
 
 
-def mend(storage: LocalPlace | S3Place) -> list[str]:
+def mend(storage: LocalStorage | S3Storage) -> list[str]:
     """Set aside a newest commit and checkpoints that a power loss left empty or torn, and say so. Gives their names.
 
     What is set aside was never acknowledged, because an append returns only after its commit and all earlier ones are
@@ -135,7 +135,7 @@ def mend(storage: LocalPlace | S3Place) -> list[str]:
     """
     with hold(storage, "locks/mend-trajectories.lock"):
         torn = _torn_checkpoints(storage)
-        if (known := versions(storage)) and isinstance(storage, LocalPlace) and is_torn(storage, known[-1]):
+        if (known := versions(storage)) and isinstance(storage, LocalStorage) and is_torn(storage, known[-1]):
             torn.append(commit_key(known[-1]))
         for key in torn:
             target = f"{ASIDE}/{key.rpartition('/')[2]}.{uuid.uuid4().hex[:8]}"
@@ -149,7 +149,7 @@ def mend(storage: LocalPlace | S3Place) -> list[str]:
     return torn
 
 
-def _torn_checkpoints(storage: LocalPlace | S3Place) -> list[str]:
+def _torn_checkpoints(storage: LocalStorage | S3Storage) -> list[str]:
     """Checkpoints only save time, since all commits are kept, so any of them may go."""
     import pyarrow as pa
     import pyarrow.parquet as pq

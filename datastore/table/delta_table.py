@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.errors import CorruptError, NewerSchemaError, NoBufferError, OlderSchemaError, StoreError
 from agentrl.datastore.storage.delta_paths import opened_as
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place, storage_options
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage, storage_options
 from agentrl.datastore.table.delta_log import commit_key, is_torn, mend
 from agentrl.datastore.table.row_digests import STORED_SCHEMA
 from agentrl.datastore.table.writer import FOLDER, SCALARS, Action
@@ -52,9 +52,9 @@ def _check_limits() -> None:
 class BufferTable:
     """The table of one store."""
 
-    def __init__(self, storage: LocalPlace | S3Place) -> None:
+    def __init__(self, storage: LocalStorage | S3Storage) -> None:
         _check_limits()
-        self.place = storage
+        self.storage = storage
         self.uri = f"{storage.uri.rstrip('/')}/{FOLDER}"
         self.options = storage_options(storage.uri)
         self.known: int | None = None
@@ -86,17 +86,17 @@ class BufferTable:
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
         try:
-            table = DeltaTable(opened_as(self.place, FOLDER), storage_options=self.options)
+            table = DeltaTable(opened_as(self.storage, FOLDER), storage_options=self.options)
         except TableNotFoundError:
             raise NoBufferError(self.uri) from None
         except DeltaError as error:
             with suppress(OSError):  # a store that cannot be written to
-                if not mended and mend(self.place):
+                if not mended and mend(self.storage):
                     return self._open(mended=True)
             raise CorruptError(f"the log of the buffer at {self.uri}", str(error)) from None
         # delta-rs takes an empty commit for one that does nothing
-        if not mended and isinstance(self.place, LocalPlace) and is_torn(self.place, table.version()):
-            mend(self.place)
+        if not mended and isinstance(self.storage, LocalStorage) and is_torn(self.storage, table.version()):
+            mend(self.storage)
             return self._open(mended=True)
         return table
 
@@ -123,9 +123,9 @@ class BufferTable:
     def _birth(self, table: "DeltaTable | None") -> tuple[int, int] | None:
         """What distinguishes this table from a new one at the same place. None if that is not known, as on S3, or if
         the newest commit that ``table`` knows is gone."""
-        if table is None or not isinstance(self.place, LocalPlace):
+        if table is None or not isinstance(self.storage, LocalStorage):
             return None
-        log = self.place.root / FOLDER / "_delta_log"
+        log = self.storage.root / FOLDER / "_delta_log"
         try:
             (log / f"{table.version():020d}.json").stat()
             first = (log / f"{0:020d}.json").stat()
@@ -159,7 +159,7 @@ class BufferTable:
             metadata(str(uuid.uuid4()), {}),
             {"commitInfo": {"timestamp": _now(), "operation": "CREATE TABLE", "operationParameters": {}}},
         ]
-        self.place.put_if(commit_key(0), "\n".join(map(json.dumps, actions)).encode(), None)
+        self.storage.put_if(commit_key(0), "\n".join(map(json.dumps, actions)).encode(), None)
 
 
 def metadata(table_id: str, configuration: dict[str, Any]) -> Action:

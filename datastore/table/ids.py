@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.datastore.errors import CorruptError
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.delta_log import read
 from agentrl.datastore.table.delta_table import BufferTable
 from agentrl.datastore.table.writer import FOLDER
@@ -34,13 +34,15 @@ def hashes(ids: Iterable[str]) -> np.ndarray:
     return pl.Series(ids, dtype=pl.String).hash(0).to_numpy()
 
 
-def open_file(storage: LocalPlace | S3Place, name: str) -> pq.ParquetFile:
+def open_file(storage: LocalStorage | S3Storage, name: str) -> pq.ParquetFile:
     """A data file of the table."""
-    source: Any = storage.root / FOLDER / name if isinstance(storage, LocalPlace) else storage.open(f"{FOLDER}/{name}")
+    source: Any = (
+        storage.root / FOLDER / name if isinstance(storage, LocalStorage) else storage.open(f"{FOLDER}/{name}")
+    )
     return pq.ParquetFile(source)
 
 
-def ids_of(storage: LocalPlace | S3Place, name: str) -> list[str]:
+def ids_of(storage: LocalStorage | S3Storage, name: str) -> list[str]:
     """The ids in a data file, in its order."""
     with open_file(storage, name) as file:
         return file.read(["trajectory_id"])["trajectory_id"].to_pylist()
@@ -51,7 +53,7 @@ class KnownIds:
 
     def __init__(self, to: BufferTable) -> None:
         self._to = to
-        self._place = to.place
+        self._storage = to.storage
         self._bounds: dict[str, tuple[str, str]] = {}
         self._version = -1
         self._table: str | None = None
@@ -67,7 +69,7 @@ class KnownIds:
             elif table.version() - self._version > 100:  # one call costs less than many commits
                 self._bounds = bounds(table)
             else:
-                for commit in read(self._place, self._version + 1, table.version()):
+                for commit in read(self._storage, self._version + 1, table.version()):
                     for name in commit.removes:
                         self._bounds.pop(name, None)
                     for name, add in commit.adds.items():
@@ -87,7 +89,7 @@ class KnownIds:
             hashes_asked = hashes(wanted)
             for name in suspects:
                 if np.isin(hashes_asked, self._of(name)).any():
-                    files_of_ids |= dict.fromkeys(set(wanted).intersection(ids_of(self._place, name)), name)
+                    files_of_ids |= dict.fromkeys(set(wanted).intersection(ids_of(self._storage, name)), name)
             return files_of_ids
 
     def clashes_now(self, ids: Collection[str]) -> dict[str, str]:
@@ -105,7 +107,7 @@ class KnownIds:
     def _of(self, name: str) -> np.ndarray:
         if name not in self._hashes:
             try:
-                self._hashes[name] = hashes(ids_of(self._place, name))
+                self._hashes[name] = hashes(ids_of(self._storage, name))
             except (pa.ArrowException, OSError) as error:
                 raise CorruptError(f"data file {name}", str(error)) from error
             while len(self._hashes) > 1 and sum(map(len, self._hashes.values())) > LIMIT_IDS:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.datastore.errors import InvalidRowsError, StoreError
-from agentrl.datastore.storage.object_store import Place
+from agentrl.datastore.storage.object_store import ObjectStorage
 from agentrl.datastore.storage.ownership import mark
 from agentrl.datastore.table.ids import KnownIds
 from agentrl.datastore.table.validation import LENIENT_SCHEMA, BadField, conform, strict, validate
@@ -37,7 +37,7 @@ class Ingest:
         source: Rows,
         fill: dict[str, str],
         on_error: OnError,
-        storage: Place,
+        storage: ObjectStorage,
         name: str,
         known: KnownIds,
         on_clash: Callable[[], None],
@@ -204,9 +204,9 @@ def fitted(rows: list[Trajectory], first_row: int = 0) -> tuple[pa.Table, list[B
 class Quarantine:
     """Bad rows and their reasons, as ``quarantine/<name>.parquet`` beside the table."""
 
-    def __init__(self, storage: Place, name: str) -> None:
+    def __init__(self, storage: ObjectStorage, name: str) -> None:
         self.key = f"quarantine/{name}.parquet"
-        self._place = storage
+        self._storage = storage
         self._file: Path | None = None
         self._writer: pq.ParquetWriter | None = None
 
@@ -217,7 +217,7 @@ class Quarantine:
         reasons = pa.array([by_row[row] for row in sorted(by_row)], pa.list_(pa.string()))
         table = rows.append_column("row", pa.array(sorted(by_row), pa.int64())).append_column("problems", reasons)
         if self._writer is None:
-            folder = self._place.working_folder()
+            folder = self._storage.working_folder()
             folder.mkdir(parents=True, exist_ok=True)
             self._file = folder / f"quarantine-{mark(folder)}.parquet"
             self._writer = pq.ParquetWriter(self._file, table.schema, compression="zstd")
@@ -226,7 +226,7 @@ class Quarantine:
     def publish(self) -> None:
         if self._writer is not None and self._file is not None:
             self._writer.close()
-            self._place.write(self.key, self._file.read_bytes())
+            self._storage.write(self.key, self._file.read_bytes())
 
     def discard(self) -> None:
         if self._file is not None:

@@ -26,10 +26,10 @@ def alone(buffer: "TrajectoryBuffer") -> Iterator[None]:
     or doubled, also if the lock was lost."""
     with ExitStack() as held:
         try:
-            held.enter_context(hold(buffer.place, LOCK, timeout=0))
+            held.enter_context(hold(buffer.storage, LOCK, timeout=0))
         except LockTimeoutError:
             warnings.warn(f"another upkeep of {buffer.store} is under way; this one waits for it", stacklevel=4)
-            held.enter_context(hold(buffer.place, LOCK))
+            held.enter_context(hold(buffer.storage, LOCK))
         yield
 
 
@@ -43,6 +43,6 @@ def live_files(table: "DeltaTable") -> dict[str, tuple[int, int]]:
 
 def read_parts(buffer: "TrajectoryBuffer", name: str) -> Iterator[pa.Table]:
     """A data file's rows, one row group at a time."""
-    with open_file(buffer.place, name) as file:
+    with open_file(buffer.storage, name) as file:
         for number in range(file.num_row_groups):
             yield file.read_row_group(number)

@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from agentrl.datastore.storage import ownership as owners
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 
 FOLDER = "writers"
 RENEW_SECONDS = 60.0
@@ -63,8 +63,8 @@ def death(writer: str) -> str:
 class Marked:
     """A writer's own mark, from :meth:`set` to :meth:`clear`."""
 
-    def __init__(self, storage: LocalPlace | S3Place, writer: str) -> None:
-        self._place = storage
+    def __init__(self, storage: LocalStorage | S3Storage, writer: str) -> None:
+        self._storage = storage
         self._writer = writer
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True, name=f"mark {writer}")
@@ -80,7 +80,7 @@ class Marked:
 
     def clear(self) -> None:
         self.stop()
-        self._place.delete(key_of(self._writer))
+        self._storage.delete(key_of(self._writer))
 
     def _renew(self) -> None:
         while not self._stop.wait(RENEW_SECONDS):
@@ -88,12 +88,12 @@ class Marked:
                 self._write()
 
     def _write(self) -> None:
-        working = self._place.working_folder()
+        working = self._storage.working_folder()
         data = json.dumps({"owner": owners.me(working)}).encode()
-        if not isinstance(self._place, LocalPlace):
-            self._place.write(key_of(self._writer), data)
+        if not isinstance(self._storage, LocalStorage):
+            self._storage.write(key_of(self._writer), data)
             return
-        path = self._place.root / key_of(self._writer)  # not made durable: after a power loss no writer lives
+        path = self._storage.root / key_of(self._writer)  # not made durable: after a power loss no writer lives
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.parent / f".{path.name}.{owners.mark(working)}.tmp"
         try:
@@ -104,7 +104,7 @@ class Marked:
             raise
 
 
-def marks(storage: LocalPlace | S3Place) -> list[Mark]:
+def marks(storage: LocalStorage | S3Storage) -> list[Mark]:
     """All marks of the store."""
     marks_read = []
     for key, renewed in storage.listing(FOLDER):
@@ -119,7 +119,7 @@ def marks(storage: LocalPlace | S3Place) -> list[Mark]:
 
 
 @contextmanager
-def clock(storage: LocalPlace | S3Place) -> Iterator[datetime]:
+def clock(storage: LocalStorage | S3Storage) -> Iterator[datetime]:
     """The time of the store: that of a mark written just now."""
     writer = new_writer()
     mark = Marked(storage, writer)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.open_writers import Marked, new_writer
 from agentrl.datastore.table.row_digests import STORED_SCHEMA
 from agentrl.schemas.trajectory import HEAVY_COLUMNS, TRAJECTORY_SCHEMA
@@ -78,9 +78,9 @@ class FileWriter:
     ``committed`` is False until a commit is tried, None while its outcome is unknown, and True if it is in the log.
     """
 
-    def __init__(self, storage: LocalPlace | S3Place, data_change: bool = True) -> None:
+    def __init__(self, storage: LocalStorage | S3Storage, data_change: bool = True) -> None:
         """``data_change`` is false if the files hold only rows that the table has already."""
-        self._place = storage
+        self._storage = storage
         self._data_change = data_change
         self.id = new_writer()
         self._mark = Marked(storage, self.id)
@@ -91,7 +91,7 @@ class FileWriter:
         try:
             self._mark.set()
         except OSError as error:
-            raise StoreError(f"{self._place.uri} cannot be written to, and nothing was appended: {error}") from error
+            raise StoreError(f"{self._storage.uri} cannot be written to, and nothing was appended: {error}") from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -101,11 +101,11 @@ class FileWriter:
         try:
             if not self.committed:
                 for name in self.names:
-                    self._place.delete(f"{FOLDER}/{name}")
+                    self._storage.delete(f"{FOLDER}/{name}")
             self._mark.clear()
         except Exception as error:  # an error here must not hide that the commit succeeded
             self._mark.stop()
-            warnings.warn(f"temporary files stay in {self._place.uri} until a vacuum: {error}", stacklevel=2)
+            warnings.warn(f"temporary files stay in {self._storage.uri} until a vacuum: {error}", stacklevel=2)
 
     def write(
         self, batches: Iterator[pa.RecordBatch], finish: Callable[[pa.Table], pa.Table] = lambda rows: rows
@@ -138,7 +138,7 @@ class FileWriter:
         sink = pa.BufferOutputStream()
         statistics = write_parquet(tables, sink)
         data = sink.getvalue()
-        self._place.write(f"{FOLDER}/{name}", data.to_pybytes())
+        self._storage.write(f"{FOLDER}/{name}", data.to_pybytes())
         return {
             "add": {
                 "path": name,

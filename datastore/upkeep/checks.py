@@ -70,7 +70,7 @@ def check(buffer: "TrajectoryBuffer") -> list[Fault]:
         findings += _doubled(buffer, ids)
     living, _ = writers(buffer, datetime.now(UTC))
     try:
-        commits = log.read(buffer.place)
+        commits = log.read(buffer.storage)
     except CorruptError as error:
         return [*findings, _broken_log(buffer, str(error))]
     findings += _orphans(stored, living, commits)
@@ -85,9 +85,9 @@ def check(buffer: "TrajectoryBuffer") -> list[Fault]:
 def _broken_log(buffer: "TrajectoryBuffer", reason: str) -> Fault:
     """Which commit of the log cannot be read."""
     advice = "restore it from a backup: it is not the newest commit, so others build on what it held"
-    for version in log.versions(buffer.place):
+    for version in log.versions(buffer.storage):
         try:
-            log.parse(version, buffer.place.read(log.commit_key(version)) or b"")
+            log.parse(version, buffer.storage.read(log.commit_key(version)) or b"")
         except log.TornError as error:
             return Fault("log", log.commit_key(version), f"this commit is corrupt ({error}): {advice}")
     return Fault("log", log.LOG, f"the log cannot be read: {reason}; restore it from a backup")
@@ -133,7 +133,7 @@ def _doubled(buffer: "TrajectoryBuffer", ids: dict[str, np.ndarray]) -> list[Fau
     for name in ids if len(twice) else ():
         if not np.isin(ids[name], twice).any():
             continue
-        names = ids_of(buffer.place, name)
+        names = ids_of(buffer.storage, name)
         for row in np.flatnonzero(np.isin(ids[name], twice)).tolist():
             if names[row] in first:
                 pair = (first[names[row]], name)

@@ -79,7 +79,7 @@ def _groups(table: "DeltaTable", among: set[str]) -> list[list[str]]:
 
 def _merge(buffer: "TrajectoryBuffer", groups: list[list[str]]) -> set[str]:
     """Give the names of the files that now stand for the groups."""
-    with FileWriter(buffer.place, data_change=False) as files:
+    with FileWriter(buffer.storage, data_change=False) as files:
         adds = [files.write_one(_sorted(buffer, group)) for group in groups]
         gone = [name for group in groups for name in group]
         replace(buffer, files, adds, gone, "OPTIMIZE", {"upkeep": "compact"})

@@ -26,14 +26,14 @@ def keep_once(buffer: "TrajectoryBuffer") -> tuple[int, int]:
     and run, and how many differed; those go to quarantine."""
     table = buffer.table()
     live = live_files(table)
-    age = {name: commit.version for commit in log.read(buffer.place) for name in commit.adds}
+    age = {name: commit.version for commit in log.read(buffer.storage) for name in commit.adds}
     names = sorted(live, key=lambda name: (age.get(name, 0), name))
-    ids = {name: hashes(ids_of(buffer.place, name)) for name in names}
+    ids = {name: hashes(ids_of(buffer.storage, name)) for name in names}
     twice = doubled_ids(ids)
     if not len(twice):
         return 0, 0
-    with FileWriter(buffer.place, data_change=False) as files:
-        sieve = _Sieve(buffer, twice, Quarantine(buffer.place, f"doubled-{table.version()}"))
+    with FileWriter(buffer.storage, data_change=False) as files:
+        sieve = _Sieve(buffer, twice, Quarantine(buffer.storage, f"doubled-{table.version()}"))
         adds, gone = [], []
         try:
             for name in names:

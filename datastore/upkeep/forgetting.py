@@ -47,9 +47,9 @@ def forget(buffer: "TrajectoryBuffer", fingerprint: str, *, dry_run: bool = Fals
             return Forgotten(name, len(ids), buffer.table().version())
         gone, adds = [], []
         live = live_files(buffer.table())
-        with FileWriter(buffer.place, data_change=False) as files:
+        with FileWriter(buffer.storage, data_change=False) as files:
             for file in live:
-                if ids.isdisjoint(ids_of(buffer.place, file)):
+                if ids.isdisjoint(ids_of(buffer.storage, file)):
                     continue
                 gone.append(file)
                 kept = [part for part in _kept(buffer, file, ids) if part.num_rows]
@@ -102,19 +102,19 @@ def _forget_set_aside(buffer: "TrajectoryBuffer", gone: pl.DataFrame) -> None:
         name = f"quarantine/{stage}-{run_id.removeprefix(IMPORT_RUN)[:8]}"
         records, rows = f"{name}-records.jsonl", f"{name}-0.parquet"
         if run_id not in left:
-            buffer.place.delete(records)
-            buffer.place.delete(rows)
+            buffer.storage.delete(records)
+            buffer.storage.delete(rows)
             continue
         files = [file for file in gone["source_file"].unique() if file]
-        if kept := buffer.place.read(records):
+        if kept := buffer.storage.read(records):
             lines = [line for line in kept.splitlines(keepends=True) if not _is_of(json.loads(line)["place"], files)]
-            buffer.place.write(records, b"".join(lines))
-        if kept := buffer.place.read(rows):
+            buffer.storage.write(records, b"".join(lines))
+        if kept := buffer.storage.read(rows):
             table = pq.read_table(pa.BufferReader(kept))
             stays = [fingerprint not in set(gone["fingerprint"]) for fingerprint in table["fingerprint"].to_pylist()]
             sink = pa.BufferOutputStream()
             pq.write_table(table.filter(pa.array(stays, pa.bool_())), sink, compression="zstd")
-            buffer.place.write(rows, sink.getvalue().to_pybytes())
+            buffer.storage.write(rows, sink.getvalue().to_pybytes())
 
 
 def _is_of(location: str, files: list[str]) -> bool:

@@ -30,8 +30,8 @@ class Loss:
 def losses(buffer: "TrajectoryBuffer", commits: Sequence[Commit] | None = None) -> list[Loss]:
     """What was lost and not made again. A dropped shard that was appended again is no loss any more."""
     table = buffer.table()
-    accepted = {key.rpartition("/")[2].removesuffix(".json") for key in buffer.place.keys(FOLDER)}
-    known = read(buffer.place) if commits is None else commits
+    accepted = {key.rpartition("/")[2].removesuffix(".json") for key in buffer.storage.keys(FOLDER)}
+    known = read(buffer.storage) if commits is None else commits
     rows_of = {name: _rows(add) for commit in known for name, add in commit.adds.items()}
     losses_seen = []
     for commit in known:
@@ -49,7 +49,7 @@ def losses(buffer: "TrajectoryBuffer", commits: Sequence[Commit] | None = None) 
             shards = f", of the shards {', '.join(filter(None, lost))}" if any(lost) else ""
             what = f"{sum(lost.values())} rows dropped by version {commit.version} ({when}){shards}"
             losses_seen.append(Loss(name, what, sum(lost.values()), name in accepted))
-    for key in sorted(buffer.place.keys(ASIDE)):
+    for key in sorted(buffer.storage.keys(ASIDE)):
         if match := _TORN.fullmatch(key):
             name = key.rpartition("/")[2]
             what = f"commit {int(match[1])}, found torn and set aside as {key}, with what it held"
@@ -74,5 +74,5 @@ def accept_losses(buffer: "TrajectoryBuffer") -> list[Loss]:
     new = [loss for loss in losses(buffer) if not loss.accepted]
     for loss in new:
         body = {"what": loss.what, "rows": loss.rows, "accepted_at": datetime.now(UTC).isoformat()}
-        buffer.place.write(f"{FOLDER}/{loss.name}.json", json.dumps(body).encode())
+        buffer.storage.write(f"{FOLDER}/{loss.name}.json", json.dumps(body).encode())
     return new

@@ -30,7 +30,7 @@ def migrate(buffer: "TrajectoryBuffer") -> dict[str, int]:
             return {"from": stored, "to": stored, "rows": 0}
         old = live_files(table)
         about = table.metadata()
-        with FileWriter(buffer.place, data_change=False) as files:
+        with FileWriter(buffer.storage, data_change=False) as files:
             adds = files.write(_upgraded(buffer, list(old)))
             actions = [metadata(str(about.id), dict(about.configuration)), *adds]
             operation = {"upkeep": f"migrate {stored} to {TRAJECTORY_VERSION}"}

@@ -53,12 +53,12 @@ def repair(buffer: "TrajectoryBuffer", drop: bool = False) -> Repaired:
     with alone(buffer):
         damaged = [name for name in live_files(buffer.table()) if not _readable(buffer, name)]
         if damaged:
-            commits = log.read(buffer.place)
+            commits = log.read(buffer.storage)
             for names in _groups(damaged, commits):
                 if not _restore(buffer, names, commits, drop, done):
                     done.damaged += names
         if done.damaged and drop:
-            _drop(buffer, set(done.damaged), log.read(buffer.place), done)
+            _drop(buffer, set(done.damaged), log.read(buffer.storage), done)
         if not done.damaged:
             done.once, done.set_aside = keep_once(buffer)
     return done
@@ -96,8 +96,8 @@ def _restore(
         return False
     live = live_files(buffer.table())
     expected = sum(live[name][0] for name in names)
-    present = [hashes(ids_of(buffer.place, name)) for name in live if _has_ids(buffer, name)]
-    with FileWriter(buffer.place, data_change=False) as files:
+    present = [hashes(ids_of(buffer.storage, name)) for name in live if _has_ids(buffer, name)]
+    with FileWriter(buffer.storage, data_change=False) as files:
         counted = _Missing(buffer, np.concatenate([np.zeros(0, np.uint64), *present]))
         adds = files.write(counted.batches(sources))
         short = max(0, expected - counted.rows)
@@ -116,7 +116,7 @@ def _restore(
 
 def _has_ids(buffer: "TrajectoryBuffer", name: str) -> bool:
     try:
-        ids_of(buffer.place, name)
+        ids_of(buffer.storage, name)
     except (pa.ArrowException, OSError):
         return False
     return True

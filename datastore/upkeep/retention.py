@@ -49,7 +49,7 @@ def vacuum(
         )
     retention = timedelta(hours=min(retention_hours, MAX_RETENTION_HOURS))
     buffer.table()  # raises if there is none, before a lock or a mark is written
-    with alone(buffer), clock(buffer.place) as now:
+    with alone(buffer), clock(buffer.storage) as now:
         stored = dict(stored_files(buffer))
         living, dead = writers(buffer, now)
         named = {artifact.buffer_version for artifact in survey(Catalog(buffer.store)).artifacts.values()}
@@ -57,7 +57,7 @@ def vacuum(
         if dead and not dry_run:
             _declare_dead(buffer, dead)
         buffer.table()  # mends a torn log
-        commits = log.read(buffer.place)
+        commits = log.read(buffer.storage)
         if commits[0].version > 0:
             raise StoreError(
                 f"the log of {buffer.uri} begins with commit {commits[0].version}: the commits before it are gone, so "
@@ -75,14 +75,14 @@ def vacuum(
         spent = _spent(buffer)
         if not dry_run:
             for key in gone:
-                buffer.place.delete(key)
-            remove([*spent, *ScalarCopies(buffer.place).of_others(stored.keys() - set(gone.values()))])
+                buffer.storage.delete(key)
+            remove([*spent, *ScalarCopies(buffer.storage).of_others(stored.keys() - set(gone.values()))])
         return [*gone.values(), *map(str, spent)]
 
 
 def stored_files(buffer: "TrajectoryBuffer") -> Iterator[tuple[str, datetime]]:
     """Data files that lie in the table's folder, and when they were written."""
-    for key, modified in buffer.place.listing(FOLDER):
+    for key, modified in buffer.storage.listing(FOLDER):
         name = key.removeprefix(f"{FOLDER}/")
         if not name.startswith("_delta_log/") and name.endswith(".parquet"):
             yield name, modified
@@ -93,7 +93,7 @@ def _spent(buffer: "TrajectoryBuffer") -> list[Path]:
     folders = (FOLDER, "_delta_log", MARKS)
     return [
         path
-        for path in leftovers(buffer.place, artifacts=())
+        for path in leftovers(buffer.storage, artifacts=())
         if path.parent.name in folders or path.name.startswith("quarantine-")
     ]
 
@@ -107,8 +107,8 @@ def is_orphan(name: str, age: timedelta, living: set[str]) -> bool:
 
 def writers(buffer: "TrajectoryBuffer", now: datetime) -> tuple[set[str], list[Mark]]:
     """Ids of the writers that live, and the marks of those that are dead."""
-    marks_present = marks(buffer.place)
-    dead = [mark for mark in marks_present if not mark.alive(buffer.place.working_folder(), now)]
+    marks_present = marks(buffer.storage)
+    dead = [mark for mark in marks_present if not mark.alive(buffer.storage.working_folder(), now)]
     return {mark.writer for mark in marks_present} - {mark.writer for mark in dead}, dead
 
 
@@ -117,7 +117,7 @@ def _declare_dead(buffer: "TrajectoryBuffer", dead: list[Mark]) -> None:
     deaths = [{"txn": {"appId": death(mark.writer), "version": 0}} for mark in dead]
     commit(buffer.committed, None, lambda _: deaths, "WRITE", {"upkeep": f"declare {len(dead)} writers dead"})
     for mark in dead:
-        buffer.place.delete(key_of(mark.writer))
+        buffer.storage.delete(key_of(mark.writer))
 
 
 def _wanted(commits: list[log.Commit], pinned: set[int], limit: datetime | None) -> list[int]:

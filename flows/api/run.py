@@ -68,7 +68,7 @@ class StageResult:
         if name not in names:
             raise KeyError(f"{self.name} has no output {name!r}; it has {', '.join(names)}")
         record = InputRecord(stage=self.name, output=str(name), fingerprint=self.fingerprint)
-        return open_output(record, self.catalog, TrajectoryBuffer(self.catalog.place.uri))
+        return open_output(record, self.catalog, TrajectoryBuffer(self.catalog.storage.uri))
 
     def frame(self, output: str | None = None) -> "pl.DataFrame":
         """An output as a frame: the columns of a table, the scalar columns of trajectories, the fields of other rows.

@@ -340,9 +340,9 @@ def compare(
 
     Raises LookupError if a name is unknown, and ValueError if results are of several stores.
     """
-    stores = {result.catalog.place.uri for result in results if isinstance(result, StageResult)}
+    stores = {result.catalog.storage.uri for result in results if isinstance(result, StageResult)}
     if store is not None:
-        stores.add((store if isinstance(store, Store) else Store(store)).catalog.place.uri)
+        stores.add((store if isinstance(store, Store) else Store(store)).catalog.storage.uri)
     if len(stores) > 1:
         raise ValueError(f"results of several stores cannot be compared: {', '.join(sorted(stores))}")
     names = [r if isinstance(r, str) else f"{r.name}/{r.fingerprint}" for r in results]

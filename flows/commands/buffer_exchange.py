@@ -86,7 +86,7 @@ def tokenizer(
     from agentrl.models.policy import Tokenizing
     from agentrl.pipelines.tokenizers import keep_tokenizer
 
-    storage = open_buffer(store).place
+    storage = open_buffer(store).storage
     speaker = Tokenizing(model)
     if not keep_tokenizer(storage, speaker):
         raise fail(f"error: the tokenizer of {model} has no fast form (tokenizer.json), which is what a store keeps")

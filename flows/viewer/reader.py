@@ -102,7 +102,7 @@ class StoreReader:
         from agentrl.datastore.search.embedding import EMBEDDED
 
         index, state = self._index()
-        if index.name == EMBEDDED and self.tables.buffer.place.read(f"{index.folder}/model.npz") is None:
+        if index.name == EMBEDDED and self.tables.buffer.storage.read(f"{index.folder}/model.npz") is None:
             raise self._no_index()
         ranked = index.search(text, k, refresh=False)
         hits = [Hit(trajectory_id=hit["trajectory_id"], score=hit["score"]) for hit in ranked.to_dicts()]

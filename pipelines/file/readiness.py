@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from agentrl.datastore.errors import NoBufferError, StoreError
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place, place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage, storage_of
 from agentrl.datastore.table.delta_table import BufferTable
 from agentrl.pipelines.file.fields import Key, leaves
 from agentrl.pipelines.file.problems import Origin, Problem
@@ -82,10 +82,10 @@ def store_problem(store: str, *, write: bool) -> str | None:
     """Why a store cannot be used; None if it can. A bucket is asked for its list of names once. To ``write``, its
     folder must be writable, and its buffer of this schema."""
     try:
-        storage = place(store)
+        storage = storage_of(store)
     except StoreError as error:
         return str(error)
-    if isinstance(storage, S3Place):
+    if isinstance(storage, S3Storage):
         return _bucket_problem(storage) or (_table_problem(storage) if write else None)
     path = storage.root
     there = next(folder for folder in (path, *path.parents) if folder.exists())
@@ -96,7 +96,7 @@ def store_problem(store: str, *, write: bool) -> str | None:
     return _table_problem(storage) if write else None
 
 
-def _table_problem(storage: LocalPlace | S3Place) -> str | None:
+def _table_problem(storage: LocalStorage | S3Storage) -> str | None:
     """Why the buffer takes no rows: an older schema, a newer one, a broken log."""
     try:
         BufferTable(storage).refuse_older()
@@ -107,7 +107,7 @@ def _table_problem(storage: LocalPlace | S3Place) -> str | None:
     return None
 
 
-def _bucket_problem(storage: S3Place) -> str | None:
+def _bucket_problem(storage: S3Storage) -> str | None:
     import obstore
 
     try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from agentrl.pipelines.results.measured import Measured, Place, Task
+from agentrl.pipelines.results.measured import KeyPath, Measured, Task
 from agentrl.statistics.intervals import wilson
 from agentrl.statistics.paired import Difference, Estimate, difference, pooled
 
@@ -76,7 +76,7 @@ def _alike(measured: Sequence[Measured]) -> bool:
     return len({shape_of(run) for run in measured}) == 1
 
 
-def shape_of(measured: Measured) -> frozenset[tuple[Place, Any]]:
+def shape_of(measured: Measured) -> frozenset[tuple[KeyPath, Any]]:
     """Which stages it is made by."""
     return frozenset((key_path, value) for key_path, value in measured.settings.items() if key_path[-1] == "uses")
 
@@ -98,7 +98,7 @@ def _varied(measured: Sequence[Measured]) -> dict[str, list[Any]]:
     return {_short(key_path, values_by_path): values for key_path, values in values_by_path.items()}
 
 
-def _short(key_path: Place, among: Iterable[Place]) -> str:
+def _short(key_path: KeyPath, among: Iterable[KeyPath]) -> str:
     others = [other for other in among if other != key_path]
     *path, key = key_path
     for name in (key.rpartition(".")[2], key):

@@ -14,7 +14,7 @@ from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.results.arms import Arm, arms_of, is_seed, shape_of
 from agentrl.pipelines.results.gains import Gain, gain, policy_outcomes
 from agentrl.pipelines.results.lineage import Lineage, find_artifact, lineage
-from agentrl.pipelines.results.measured import Measured, Place, attempts_of, has_outcomes, measure, settings_of
+from agentrl.pipelines.results.measured import KeyPath, Measured, attempts_of, has_outcomes, measure, settings_of
 from agentrl.pipelines.results.passes import pass_differences
 from agentrl.schemas.manifest import InputRecord, Manifest
 from agentrl.statistics.paired import Difference, difference
@@ -161,7 +161,7 @@ def regressions(catalog: Catalog, evaluations: Iterable[Manifest]) -> list[str]:
     """What training made worse, in words: one line for each of ``evaluations`` whose policy solves fewer tasks at
     temperature 1 than the policy that it was trained from, by more than chance explains, if that was evaluated on the
     same tasks. Stages without ``results``, such as retries with a hint, are no evaluations, and are passed over."""
-    buffer = TrajectoryBuffer(catalog.place.uri)
+    buffer = TrajectoryBuffer(catalog.storage.uri)
     by_model = {}
     for evaluation in evaluations:
         inputs = evaluation.ingredients.inputs
@@ -200,7 +200,7 @@ def compare(catalog: Catalog, names: Sequence[str], *, greedy: bool = False) -> 
 
     Raises LookupError with a message for the user if a name stands for nothing that was measured.
     """
-    buffer = TrajectoryBuffer(catalog.place.uri)
+    buffer = TrajectoryBuffer(catalog.storage.uri)
     named = [_measured(catalog, name) for name in names]
     manifests = {(m.ingredients.stage, m.fingerprint): m for each, _ in named for m in each}
     handles = [attempts_of(catalog, buffer, manifest) for manifest in manifests.values()]
@@ -291,7 +291,7 @@ def _with_other_seeds(catalog: Catalog, newest: Manifest) -> tuple[list[Manifest
     known: dict[Any, Lineage] = {}
     stage = newest.ingredients.stage
 
-    def settings(artifact: Manifest) -> tuple[dict[Place, Any], str]:
+    def settings(artifact: Manifest) -> tuple[dict[KeyPath, Any], str]:
         settings_found = settings_of(lineage(catalog, stage, artifact.fingerprint, known))
         seeds = {key_path: value for key_path, value in settings_found.items() if is_seed(key_path[-1])}
         return {key_path: value for key_path, value in settings_found.items() if key_path not in seeds}, repr(seeds)

@@ -36,7 +36,7 @@ class PolicyOutcomes:
 
 def policy_outcomes(catalog: Catalog, manifest: Manifest, policy: str = "") -> PolicyOutcomes:
     """What an evaluation measured. Raises LookupError if it has no scored rollouts."""
-    handle = attempts_of(catalog, TrajectoryBuffer(catalog.place.uri), manifest)
+    handle = attempts_of(catalog, TrajectoryBuffer(catalog.storage.uri), manifest)
     rows = handle.table(ROWS).to_pylist()
     sampled, greedy, control = (_outcomes(drawn_as(rows, decoding)) for decoding in ("sampled", "greedy", CONTROL))
     temperature = _best_temperature(catalog, manifest)

@@ -61,13 +61,13 @@ def find_garbage(catalog: Catalog, keep_runs: int) -> Garbage:
     garbage.artifacts = [artifact for artifact in dead if artifact is not None]
     garbage.kept = len(manifests) - len(garbage.artifacts)
     garbage.attempts = list(leftovers.unnamed_attempts(catalog, garbage.at_work, surveyed.unsettled))
-    garbage.folders = leftovers.leftovers(catalog.place, surveyed.unsettled)
+    garbage.folders = leftovers.leftovers(catalog.storage, surveyed.unsettled)
     if not garbage.damaged:
         garbage.folders += _old_scratch(catalog, keep)
         named = {run["run_id"] for run in kept}
-        garbage.live = [run_id for run_id in catalog.place.children("runs")[0] if run_id not in named]
+        garbage.live = [run_id for run_id in catalog.storage.children("runs")[0] if run_id not in named]
     if not at_work:
-        garbage.folders += leftovers.old_downloads(catalog.place, manifests)
+        garbage.folders += leftovers.old_downloads(catalog.storage, manifests)
     return garbage
 
 
@@ -90,7 +90,7 @@ def _needed(catalog: Catalog, runs: Iterable[Run], manifests: Mapping[Artifact, 
 
 def _old_scratch(catalog: Catalog, keep: set[Artifact]) -> Iterable[Path]:
     """Checkpoints of stages that no kept run needs."""
-    for folder in sorted((catalog.place.working_folder() / "scratch").glob("*/*")):
+    for folder in sorted((catalog.storage.working_folder() / "scratch").glob("*/*")):
         artifact = (folder.parent.name, folder.name)
         if artifact not in keep and _is_free(catalog, *artifact):
             yield folder
@@ -110,7 +110,7 @@ def collect(catalog: Catalog, keep_runs: int) -> Garbage:
     A run records what it needs under a lock. The same lock is held here, from the decision what is needed until the
     rest has lost its manifests.
     """
-    storage = catalog.place
+    storage = catalog.storage
     dead = owners.dead(storage.working_folder())
     with catalog.lock_garbage():
         garbage = find_garbage(catalog, keep_runs)

@@ -17,7 +17,7 @@ from agentrl.schemas.trajectory import CONTROL
 Task = tuple[str, str, str]
 """(environment, task id, prompt): the seeds of two arms may have drawn different tasks under one id."""
 
-Place = tuple[str, ...]
+KeyPath = tuple[str, ...]
 """Where a value stands: the inputs that lead from the evaluation to a stage, and the key in that stage."""
 
 
@@ -29,7 +29,7 @@ class Measured:
     manifest: Manifest
     policy: str
     outcomes: Mapping[Task, float]
-    settings: Mapping[Place, Any]
+    settings: Mapping[KeyPath, Any]
     unscored: int = 0
     counts: Mapping[Task, tuple[int, int]] = field(default_factory=dict)
     """Attempts at each task, and how many of them succeeded."""
@@ -96,11 +96,11 @@ def measure(catalog: Catalog, handle: Trajectories, *, greedy: bool = False) -> 
     return Measured(root.manifest, (models or [handle.stage])[0], outcomes, settings_of(root), unscored, counts)
 
 
-def settings_of(root: Lineage) -> dict[Place, Any]:
+def settings_of(root: Lineage) -> dict[KeyPath, Any]:
     """Config, seed, code and outside content of an artifact and of all below it, each artifact at its first place."""
-    values: dict[Place, Any] = {}
+    values: dict[KeyPath, Any] = {}
     seen = {root.key}
-    todo: list[tuple[Place, Lineage]] = [((), root)]
+    todo: list[tuple[KeyPath, Lineage]] = [((), root)]
     while todo:
         key_path, node = todo.pop(0)
         if node.manifest:

@@ -47,7 +47,7 @@ def all_runs(catalog: Catalog) -> list[Run]:
     """Newest first. A run whose process is gone before it recorded an end is ``killed``, and ``gone`` says how that is
     known."""
     recorded = catalog.runs()
-    written = dict(catalog.place.beside("runs")) if any(run["state"] == "running" for run in recorded) else {}
+    written = dict(catalog.storage.beside("runs")) if any(run["state"] == "running" for run in recorded) else {}
     runs = [_with_true_state(run, written) for run in recorded]
     return sorted(runs, key=lambda run: run["run_id"], reverse=True)
 

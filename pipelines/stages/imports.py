@@ -128,7 +128,7 @@ def import_files(
 
     speaker, check = tokenizer_check(tokenizer) if tokenizer else (None, None)
     if speaker and not dry_run:
-        keep_tokenizer(buffer.place, speaker)
+        keep_tokenizer(buffer.storage, speaker)
     fingerprint = speaker.tokenizer_fingerprint if speaker else None
     return import_paths(
         buffer,

@@ -163,7 +163,7 @@ def test_the_coverage_of_an_online_stage_is_shown_and_reported(catalog: Catalog)
     plain = find_artifact(catalog, "plain")
     tickets = pq.read_table(catalog.local(plain, plain.outputs["coverage"].path)).to_pylist()
     table.append(["0", "12", "48", "0", str(sum(one["turns"] for one in tickets))])
-    store = str(catalog.place.root)  # type: ignore[union-attr]
+    store = str(catalog.storage.root)  # type: ignore[union-attr]
     shown = CliRunner().invoke(artifacts, ["show", "plain", "--store", store]).stdout
     lines = [re.split(r" {2,}", line.strip()) for line in shown.splitlines()]
     place = lines.index(table[0])
@@ -210,7 +210,7 @@ def based(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         config = f"{{model: {{path: {path}}}, steps: 2, batch: 4}}"
         tuned = f"{{uses: train.sft, inputs: {{trajectories: expert}}, with: {config}}}"
         (tmp_path / "p.yaml").write_text(f"name: p\nstages:\n{tasks}\n{expert}\n  tuned: {tuned}\n")
-        store = str(catalog.place.root)  # type: ignore[union-attr]
+        store = str(catalog.storage.root)  # type: ignore[union-attr]
         plan = make_plan(load(str(tmp_path / "p.yaml")), catalog, store)
         for step in plan.to_run:
             perform(job_of(step, plan, "test-run"))
@@ -281,7 +281,7 @@ def test_a_step_of_one_loss_is_replayed_with_any_other_of_its_family(
 
 
 def test_the_doctor_computes_log_probs_again_with_the_model_that_sampled(catalog: Catalog) -> None:
-    buffer = TrajectoryBuffer(catalog.place.uri)
+    buffer = TrajectoryBuffer(catalog.storage.uri)
     for stage in ("sample", "ppo"):
         case = _case(catalog, buffer, find_artifact(catalog, stage), None, recompute=False)
         assert len(case.recomputed) == {"sample": 16, "ppo": 16}[stage]  # those of the second iteration have moved on
@@ -319,7 +319,7 @@ def test_what_cannot_be_replayed_is_said(
 
 
 def test_the_command(catalog: Catalog) -> None:
-    store = str(catalog.place.root)  # type: ignore[union-attr]
+    store = str(catalog.storage.root)  # type: ignore[union-attr]
     good = CliRunner().invoke(app, ["warm", "--step", "3", "--store", store])
     assert good.exit_code == 0
     assert "equal" in good.output

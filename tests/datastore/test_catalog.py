@@ -72,8 +72,8 @@ def test_a_manifest_cut_in_half_does_not_exist(store: str, keep: int) -> None:
     catalog = Catalog(store)
     catalog.publish(manifest(), fill(catalog))
     key = "artifacts/expert/f1/manifest.json"
-    body = catalog.place.read(key) or b""
-    catalog.place.write(key, body[:keep])
+    body = catalog.storage.read(key) or b""
+    catalog.storage.write(key, body[:keep])
     with pytest.warns(UserWarning, match="corrupt and counts as absent"):
         assert catalog.manifest("expert", "f1") is None
     again = catalog.publish(manifest(run_id="again"), fill(catalog, text="new"))

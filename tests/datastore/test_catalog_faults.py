@@ -19,7 +19,7 @@ from agentrl.datastore import Catalog, StoreError
 from agentrl.datastore.artifacts.unfinished import GRACE, leftovers, unnamed_attempts
 from agentrl.datastore.errors import LeaseLostError, LockTimeoutError
 from agentrl.datastore.storage import lease
-from agentrl.datastore.storage.object_store import place
+from agentrl.datastore.storage.object_store import storage_of
 
 
 def go_on(process: "subprocess.Popen[str]") -> str:
@@ -35,7 +35,7 @@ def texts(catalog: Catalog) -> set[str]:
 
 
 def attempts(catalog: Catalog) -> list[str]:
-    return catalog.place.children("artifacts/expert/f1")[0]
+    return catalog.storage.children("artifacts/expert/f1")[0]
 
 
 @pytest.mark.parametrize("where", ["staged", "checked"])
@@ -110,7 +110,7 @@ def test_a_clock_that_is_off_takes_no_lease(seconds: int, s3_store: str, monkeyp
 def test_a_lease_of_another_machine_runs_out(s3_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "LEASE_SECONDS", 1.5)
     catalog = Catalog(s3_store)
-    catalog.place.write("locks/a-b.lock", b'{"owner": "f00", "host": "elsewhere", "pid": 1, "since": "then"}')
+    catalog.storage.write("locks/a-b.lock", b'{"owner": "f00", "host": "elsewhere", "pid": 1, "since": "then"}')
     began = time.monotonic()
     with pytest.raises(LockTimeoutError, match="elsewhere, process 1, since then"), catalog.lock("a", "b", timeout=0):
         pass
@@ -151,12 +151,12 @@ def test_a_lost_lease_is_noticed_at_once(s3_store: str) -> None:
     catalog = Catalog(s3_store)
     with catalog.lock("expert", "f1") as check:
         folder = fill(catalog, "late")
-        catalog.place.write("locks/expert-f1.lock", b'{"owner": "f00", "host": "elsewhere"}')
+        catalog.storage.write("locks/expert-f1.lock", b'{"owner": "f00", "host": "elsewhere"}')
         with pytest.raises(LeaseLostError, match="taken over by another process"):
             catalog.publish(manifest("late"), folder, check=check)
     assert catalog.manifest("expert", "f1") is None
     assert attempts(catalog) == []
-    assert b"elsewhere" in (catalog.place.read("locks/expert-f1.lock") or b"")  # whose it is now
+    assert b"elsewhere" in (catalog.storage.read("locks/expert-f1.lock") or b"")  # whose it is now
 
 
 def test_a_lost_answer_is_no_refusal(s3_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_lost_answer_is_no_refusal(s3_store: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_conditional_puts_are_honoured(store: str) -> None:
-    one = place(store)
+    one = storage_of(store)
     first = one.put_if("k", b"1", None)
     assert first
     assert one.put_if("k", b"2", None) is None
@@ -222,13 +222,13 @@ def test_only_the_manifest_that_was_named_is_replaced(store: str) -> None:
 def test_an_error_after_the_manifest_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal may arrive between the commit and its return."""
     catalog = Catalog(tmp_path)
-    real = catalog.place.put_if
+    real = catalog.storage.put_if
 
     def interrupted(*arguments: Any) -> Any:
         real(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(catalog.place, "put_if", interrupted)
+    monkeypatch.setattr(catalog.storage, "put_if", interrupted)
     folder = fill(catalog, "one")
     with pytest.raises(KeyboardInterrupt):
         catalog.publish(manifest("one"), folder)
@@ -241,8 +241,8 @@ def test_artifacts_of_version_1_are_read_and_removed(store: str) -> None:
     old = manifest("old").model_copy(update={"manifest_version": 1})
     body = json.loads(old.model_dump_json())
     del body["attempt"]
-    catalog.place.write("artifacts/expert/f1/data/0.txt", b"old")
-    catalog.place.write("artifacts/expert/f1/manifest.json", json.dumps(body).encode())
+    catalog.storage.write("artifacts/expert/f1/data/0.txt", b"old")
+    catalog.storage.write("artifacts/expert/f1/manifest.json", json.dumps(body).encode())
     assert texts(catalog) == {"old"}
     forced = catalog.publish(manifest("forced"), fill(catalog, "forced"), instead_of=catalog.manifest("expert", "f1"))
     assert texts(catalog) == {"forced"}
@@ -295,7 +295,7 @@ def test_what_a_killed_process_left_is_found_and_what_a_living_one_uses_is_not(t
     mine = fill(catalog, "mine")
     assert list(unnamed_attempts(catalog, at_work=True)) == [f"artifacts/expert/f1/{dead[0]}"]
     owner = dead[0].split("_")[0]
-    working = catalog.place.working_folder()
+    working = catalog.storage.working_folder()
     (tmp_path / "store/trajectories").mkdir()
     for name in (
         f"trajectories/.part-1.parquet.{owner}_1.tmp",
@@ -307,7 +307,7 @@ def test_what_a_killed_process_left_is_found_and_what_a_living_one_uses_is_not(t
     old = time.time() - GRACE.total_seconds() - 60
     os.utime(working / "quarantine-x.parquet", (old, old))
     (working / "quarantine-young.parquet").touch()
-    names = {path.name for path in leftovers(catalog.place)}
+    names = {path.name for path in leftovers(catalog.storage)}
     assert names == {f".part-1.parquet.{owner}_1.tmp", f"embedder-{owner}_2.npz", "quarantine-x.parquet"}
 
 
@@ -318,8 +318,8 @@ def test_a_store_without_a_name_is_refused() -> None:
 
 
 def test_a_file_uri_is_decoded_and_a_path_is_not(tmp_path: Path) -> None:
-    assert Catalog(f"file://{tmp_path}/a%20b").place.uri == f"{tmp_path}/a b"
-    assert Catalog(f"{tmp_path}/a%20b").place.uri == f"{tmp_path}/a%20b"
+    assert Catalog(f"file://{tmp_path}/a%20b").storage.uri == f"{tmp_path}/a b"
+    assert Catalog(f"{tmp_path}/a%20b").storage.uri == f"{tmp_path}/a%20b"
     with pytest.raises(StoreError, match="names the host 'server'"):
         Catalog("file://server/share")
 
@@ -341,14 +341,14 @@ def test_a_broken_record_is_named_and_passed_over(stray: str, body: bytes, store
     published = catalog.publish(manifest("one"), fill(catalog, "one"))
     catalog.tag("best", "expert", "f1")
     catalog.write_run({"run_id": "2026-a", "state": "completed", "host": "here", "pid": 1, "stages": {}})
-    catalog.place.write(stray, body)
+    catalog.storage.write(stray, body)
     with pytest.warns(UserWarning, match=rf"{stray} is damaged and passed over"):
         assert (len(catalog.runs()), list(catalog.tags())) == (1, ["best"])
     assert catalog.damaged() == [stray]
     with pytest.warns(UserWarning, match="set aside"):
         aside = catalog.set_aside(stray)
     assert catalog.damaged() == []
-    assert catalog.place.read(aside) == body
+    assert catalog.storage.read(aside) == body
     assert catalog.manifest("expert", "f1") == published
 
 

@@ -17,7 +17,7 @@ from store_rows import FP, build
 import agentrl.datastore.table.commit
 from agentrl.datastore import StoreError, TrajectoryBuffer
 from agentrl.datastore.errors import InvalidRowsError
-from agentrl.datastore.storage.object_store import LocalPlace, S3Place
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.ids import KnownIds
 from agentrl.datastore.upkeep import accept_losses, check, compact, migrate, vacuum
 from agentrl.datastore.upkeep.compaction import _merge
@@ -82,7 +82,7 @@ def test_what_goes_wrong_after_the_commit_leaves_the_rows(
 
         shutil.rmtree(store)
         shutil.copytree(HERE / "old_store_version_0", store)
-    kind = S3Place if store.startswith("s3://") else LocalPlace
+    kind = S3Storage if store.startswith("s3://") else LocalStorage
     with monkeypatch.context() as patch:
         patch.setattr(kind, "put_if", after(kind.put_if, error))
         act: dict[str, Callable[[], object]] = {
@@ -115,7 +115,7 @@ def test_what_goes_wrong_before_the_commit_leaves_nothing(
     buffer = fill(tmp_path, 2)
     files = sorted((tmp_path / "trajectories").glob("*"))
     with monkeypatch.context() as patch:
-        patch.setattr(LocalPlace, "put_if", before(LocalPlace.put_if, error))
+        patch.setattr(LocalStorage, "put_if", before(LocalStorage.put_if, error))
         with pytest.raises(StoreError if isinstance(error, OSError) else KeyboardInterrupt):
             buffer.append([build(999)], stage="s", fingerprint="f")
         with pytest.raises(StoreError if isinstance(error, OSError) else KeyboardInterrupt):
@@ -129,25 +129,25 @@ def test_an_outcome_that_nobody_knows_keeps_the_files(s3_store: str, monkeypatch
     """The put is on its way, and the store answers nothing any more: the put may still arrive."""
     buffer = fill(s3_store, 1)
     late: list[tuple[str, bytes]] = []
-    create, read = S3Place.put_if, S3Place.read
+    create, read = S3Storage.put_if, S3Storage.read
 
-    def lost(self: S3Place, key: str, data: bytes, tag: str | None) -> str | None:
+    def lost(self: S3Storage, key: str, data: bytes, tag: str | None) -> str | None:
         if "_delta_log" in key:
             late.append((key, data))
             raise OSError("timed out")
         return create(self, key, data, tag)
 
-    def silent(self: S3Place, key: str) -> bytes | None:
+    def silent(self: S3Storage, key: str) -> bytes | None:
         if late and "_delta_log" in key:
             raise OSError("timed out")
         return read(self, key)
 
     with monkeypatch.context() as patch:
-        patch.setattr(S3Place, "put_if", lost)
-        patch.setattr(S3Place, "read", silent)
+        patch.setattr(S3Storage, "put_if", lost)
+        patch.setattr(S3Storage, "read", silent)
         with pytest.raises(StoreError, match="it is unknown whether"):
             buffer.append([build(999)], stage="s", fingerprint="f")
-    assert create(buffer.place, *late[0], None)  # type: ignore[arg-type]
+    assert create(buffer.storage, *late[0], None)  # type: ignore[arg-type]
     assert vacuum(buffer, retention_hours=0, dry_run=False) == []
     assert buffer.append([build(999)], stage="s", fingerprint="f").skipped
     assert check(TrajectoryBuffer(s3_store)) == []

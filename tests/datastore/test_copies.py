@@ -60,7 +60,7 @@ def test_what_has_no_copy_is_read_from_parquet(tmp_path: Path, make: Make, monke
     buffer = filled(tmp_path, make)
     before = buffer.read(buffer.ids(FP), COLUMNS)
     warm(buffer)
-    first, second, _ = sorted(Copies(buffer.place).folder.iterdir())
+    first, second, _ = sorted(Copies(buffer.storage).folder.iterdir())
     first.unlink()
     second.write_bytes(second.read_bytes()[:-50])  # torn
     buffer.append([make(900)], stage="s", fingerprint=FP, shard=9)
@@ -79,4 +79,4 @@ def test_warm_follows_the_table(tmp_path: Path, make: Make) -> None:
     compact(buffer)
     assert warm(buffer) | {"bytes": 0} == {"files": 1, "copied": 1, "removed": 3, "bytes": 0}
     assert same(buffer.read(ids, COLUMNS), before)
-    assert not [path for path in leftovers(buffer.place) if "tokens" in str(path)]
+    assert not [path for path in leftovers(buffer.storage) if "tokens" in str(path)]

@@ -143,8 +143,8 @@ def test_records_that_cannot_be_read_are_set_aside(tmp_path: Path, buffer: Traje
     assert result.rows == 2
     assert [one["place"].rpartition(":")[2] for one in result.unreadable] == ["2", "3", "4"]
     assert result.unreadable[1]["key"] == "messages"
-    [key] = [key for key in buffer.place.keys("quarantine") if key.endswith(".jsonl")]
-    kept = [json.loads(line) for line in (buffer.place.read(key) or b"").splitlines()]
+    [key] = [key for key in buffer.storage.keys("quarantine") if key.endswith(".jsonl")]
+    kept = [json.loads(line) for line in (buffer.storage.read(key) or b"").splitlines()]
     assert json.loads(kept[1]["excerpt"]) == {"message": []}
     assert buffer.quarantined().height == 0
 

@@ -12,7 +12,7 @@ from toy_project import Project
 
 from agentrl.datastore import Catalog, StoreError
 from agentrl.datastore.storage import lease
-from agentrl.datastore.storage.object_store import LocalPlace
+from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.flows.session import RunSession
 from agentrl.flows.showing import display_for
 from agentrl.pipelines.results.gc import BY_COMMAND, collect, find_garbage
@@ -48,19 +48,19 @@ def test_what_commands_published_stays(store: str) -> None:
 def test_a_damaged_record_frees_no_artifact_and_is_set_aside(store: str) -> None:
     catalog = Catalog(store)
     publish(catalog, "f1")
-    catalog.place.write("runs/2026-1.json", b'{"run_id": "2026-1", "stages": {"expe')
+    catalog.storage.write("runs/2026-1.json", b'{"run_id": "2026-1", "stages": {"expe')
     with pytest.warns(UserWarning, match=r"2026-1.json cannot be read, so nobody knows which artifacts"):
         assert collect(catalog, keep_runs=5).artifacts == []
     assert left(catalog) == ["f1"]
     assert [one.fingerprint for one in collect(catalog, keep_runs=5).artifacts] == ["f1"]
-    assert len(list(catalog.place.keys("damaged/runs"))) == 1
+    assert len(list(catalog.storage.keys("damaged/runs"))) == 1
 
 
 def test_replaced_and_killed_attempts_go_and_the_rest_stays(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     catalog = Catalog(store)
     started(store, "killed").wait()
-    killed = catalog.place.children("artifacts/expert/f1")[0]
+    killed = catalog.storage.children("artifacts/expert/f1")[0]
     first = publish(catalog, "f2", BY_COMMAND)
     catalog.publish(manifest(BY_COMMAND, "f2"), fill(catalog, "forced", 1, "f2"), instead_of=first)
     at_work = fill(catalog, "mine", 1, "f3")
@@ -70,7 +70,7 @@ def test_replaced_and_killed_attempts_go_and_the_rest_stays(tmp_path: Path) -> N
     assert not (tmp_path / "store/artifacts/expert/f1").exists()
     assert at_work.exists()
     assert left(catalog) == ["f2"]
-    assert first.attempt in catalog.place.children("artifacts/expert/f2")[0]
+    assert first.attempt in catalog.storage.children("artifacts/expert/f2")[0]
 
 
 def test_a_run_at_work_keeps_what_it_named(store: str) -> None:
@@ -102,7 +102,7 @@ def test_gc_waits_for_a_run_that_says_what_it_needs(store: str) -> None:
 def test_gc_walks_a_long_chain_and_a_dense_graph_in_no_time(tmp_path: Path) -> None:
     """2,000 artifacts, each made from the two before it: too deep for recursion, and 10^400 paths."""
     catalog = Catalog(tmp_path)
-    assert isinstance(catalog.place, LocalPlace)
+    assert isinstance(catalog.storage, LocalStorage)
     number = 2000
     for one in range(number):
         folder = tmp_path / catalog.folder("expert", f"f{one}")
@@ -146,11 +146,11 @@ def test_a_lock_leaves_no_file_and_excludes_all_the_same(tmp_path: Path) -> None
     for thread in threads:
         thread.join()
     assert counts == [80]
-    assert catalog.place.children("locks") == ([], [])
+    assert catalog.storage.children("locks") == ([], [])
     started(str(tmp_path), "killed").wait()
-    assert catalog.place.children("locks")[1] == ["expert-f1.lock"]
+    assert catalog.storage.children("locks")[1] == ["expert-f1.lock"]
     collect(catalog, keep_runs=1)
-    assert catalog.place.children("locks") == ([], [])
+    assert catalog.storage.children("locks") == ([], [])
 
 
 def test_gc_frees_the_lease_of_a_killed_process_at_once(s3_store: str) -> None:
@@ -158,7 +158,7 @@ def test_gc_frees_the_lease_of_a_killed_process_at_once(s3_store: str) -> None:
     started(s3_store, "killed", 60).wait()
     catalog = Catalog(s3_store)
     collect(catalog, keep_runs=1)
-    assert not list((catalog.place.working_folder() / "owners").glob("*.lock"))[1:]  # only this process is known
+    assert not list((catalog.storage.working_folder() / "owners").glob("*.lock"))[1:]  # only this process is known
     began = time.monotonic()
     with Catalog(s3_store).lock("expert", "f1", timeout=30):
         assert time.monotonic() - began < 10
@@ -170,8 +170,8 @@ def test_gc_removes_leases_that_nobody_has_touched_for_long(s3_store: str, monke
         with catalog.lock("expert", f"f{number}"):
             pass
     collect(catalog, keep_runs=1)
-    assert len(list(catalog.place.keys("locks"))) == 4  # they are young
+    assert len(list(catalog.storage.keys("locks"))) == 4  # they are young
     monkeypatch.setattr(lease, "UNUSED", timedelta(0))
     time.sleep(1.1)  # the store tells whole seconds
     collect(catalog, keep_runs=1)
-    assert list(catalog.place.keys("locks")) == ["locks/gc.lock"]
+    assert list(catalog.storage.keys("locks")) == ["locks/gc.lock"]

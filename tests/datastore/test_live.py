@@ -15,7 +15,7 @@ from agentrl.datastore.artifacts import live_metrics as live
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.live_metrics import LiveLog, length, lines_after, live_stages
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.storage.object_store import LocalPlace
+from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.pipelines.results.gc import collect, find_garbage
 
 
@@ -42,7 +42,7 @@ def until(condition: Any) -> None:
 
 
 def test_lines_are_read_after_a_cursor_while_they_are_written(store: str, tmp_path: Path) -> None:
-    place = Catalog(store).place
+    place = Catalog(store).storage
     assert lines_after(place, "r1", "sft") is None
     with LiveLog(place, "r1", "sft", tmp_path / "live.jsonl") as log:
         log.write({"step": 0.0, "loss": 2.5, "norm": float("inf")})
@@ -68,13 +68,13 @@ def test_a_log_of_many_parts_is_read_from_any_cursor(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "PART", 300)
-    place = Catalog(store).place
+    place = Catalog(store).storage
     with LiveLog(place, "r1", "sft", tmp_path / "live.jsonl") as log:
         for number in range(20):
             log.write({"step": number, "loss": 1.0})
-            if not isinstance(place, LocalPlace) and number % 5 == 0:
+            if not isinstance(place, LocalStorage) and number % 5 == 0:
                 until(lambda number=number: there(place, "r1")[-1:] == [number])
-    if not isinstance(place, LocalPlace):
+    if not isinstance(place, LocalStorage):
         assert len(list(place.keys("runs/r1/live"))) > 1, "a full part is not put again"
     seen, cursor = [], 0
     while (more := steps(place, "r1", cursor=cursor, most=200))[0]:
@@ -91,7 +91,7 @@ def test_a_log_of_many_parts_is_read_from_any_cursor(
 
 def test_a_run_that_goes_on_has_each_step_once_and_the_killed_one_keeps_its_log(store: str, tmp_path: Path) -> None:
     """The killed run left half a line, and its checkpoint is two steps older than its log."""
-    place, kept = Catalog(store).place, tmp_path / "live.jsonl"
+    place, kept = Catalog(store).storage, tmp_path / "live.jsonl"
     with LiveLog(place, "r1", "sft", kept) as log:
         for number in range(5):
             log.write({"step": number, "loss": 1.0})
@@ -110,7 +110,7 @@ def test_a_run_that_goes_on_has_each_step_once_and_the_killed_one_keeps_its_log(
 
 
 def test_a_log_that_began_again_is_read_from_its_beginning(store: str, tmp_path: Path) -> None:
-    place = Catalog(store).place
+    place = Catalog(store).storage
     ends = []
     for number in (9, 2):
         with LiveLog(place, "r1", "sft", tmp_path / str(number)) as log:
@@ -124,9 +124,9 @@ WRITER = """
 import sys
 from pathlib import Path
 from agentrl.datastore.artifacts.live_metrics import LiveLog
-from agentrl.datastore.storage.object_store import place
+from agentrl.datastore.storage.object_store import storage_of
 
-with LiveLog(place(sys.argv[1]), "r1", "sft", Path(sys.argv[2])) as log:
+with LiveLog(storage_of(sys.argv[1]), "r1", "sft", Path(sys.argv[2])) as log:
     for step in range(1_000_000):
         log.write({"step": step, "loss": 1.0, **{f"metric {number}": 0.123456789 for number in range(20)}})
 """
@@ -135,7 +135,7 @@ with LiveLog(place(sys.argv[1]), "r1", "sft", Path(sys.argv[2])) as log:
 def test_kill_9_loses_no_line_and_doubles_none(tmp_path: Path) -> None:
     """The run that goes on begins at a checkpoint half way back."""
     store, kept = tmp_path / "store", tmp_path / "live.jsonl"
-    place = Catalog(str(store)).place
+    place = Catalog(str(store)).storage
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(store), str(kept)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -154,7 +154,7 @@ def test_kill_9_loses_no_line_and_doubles_none(tmp_path: Path) -> None:
 
 
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
-    place = Catalog(str(tmp_path)).place
+    place = Catalog(str(tmp_path)).storage
     for run, stage in (("..", "sft"), ("r/../..", "sft"), ("r", "../../secret"), ("", "sft")):
         with pytest.raises(StoreError, match="cannot name a folder"):
             lines_after(place, run, stage)
@@ -165,7 +165,7 @@ def test_a_log_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) 
     (tmp_path / "store" / "runs" / "r1").write_text("in the way")
     with (
         pytest.warns(UserWarning, match="is no longer written"),
-        LiveLog(Catalog(str(tmp_path / "store")).place, "r1", "sft", tmp_path / "live.jsonl") as log,
+        LiveLog(Catalog(str(tmp_path / "store")).storage, "r1", "sft", tmp_path / "live.jsonl") as log,
     ):
         log.write({"step": 0})
 
@@ -179,20 +179,20 @@ def test_gc_removes_the_logs_of_runs_that_it_does_not_keep(store: str, tmp_path:
     catalog = Catalog(store)
     for run_id in ("2026-1", "2026-2"):
         record(catalog, run_id)
-        with LiveLog(catalog.place, run_id, "sft", tmp_path / run_id) as log:
+        with LiveLog(catalog.storage, run_id, "sft", tmp_path / run_id) as log:
             log.write({"step": 0})
     assert [run["run_id"] for run in catalog.runs()] == ["2026-1", "2026-2"]
-    assert sorted(key for key, _ in catalog.place.beside("runs")) == ["runs/2026-1.json", "runs/2026-2.json"]
+    assert sorted(key for key, _ in catalog.storage.beside("runs")) == ["runs/2026-1.json", "runs/2026-2.json"]
     assert find_garbage(catalog, keep_runs=1).live == ["2026-1"]
     assert collect(catalog, keep_runs=1).live == ["2026-1"]
-    assert lines_after(catalog.place, "2026-1", "sft") is None
-    assert steps(catalog.place, "2026-2")[0] == [0]
+    assert lines_after(catalog.storage, "2026-1", "sft") is None
+    assert steps(catalog.storage, "2026-2")[0] == [0]
     assert [run["run_id"] for run in catalog.runs()] == ["2026-1", "2026-2"]
 
 
 def test_a_step_costs_less_than_a_millisecond(tmp_path: Path) -> None:
     metrics = {f"metric {number}": 0.123456789 * number for number in range(40)}
-    with LiveLog(Catalog(str(tmp_path)).place, "r1", "sft", tmp_path / "live.jsonl") as log:
+    with LiveLog(Catalog(str(tmp_path)).storage, "r1", "sft", tmp_path / "live.jsonl") as log:
         began = time.process_time()
         for number in range(500):
             log.write({"step": number, **metrics})

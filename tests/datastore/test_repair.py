@@ -27,15 +27,15 @@ def fill(store: str | Path, shards: int = 3, rows: int = 20) -> TrajectoryBuffer
 
 def add_copy(buffer: TrajectoryBuffer, source: TrajectoryBuffer) -> None:
     """Commit a copy of the newest file of ``source``, as a compaction that was raced did in earlier versions."""
-    adds = newest(source.place, 1)[0].adds
+    adds = newest(source.storage, 1)[0].adds
     actions = []
     for name, add in adds.items():
         copy = f"copy-{name}"
-        buffer.place.write(f"trajectories/{copy}", source.place.read(f"trajectories/{name}") or b"")
+        buffer.storage.write(f"trajectories/{copy}", source.storage.read(f"trajectories/{name}") or b"")
         actions.append({"add": add | {"path": copy}})
     actions.append({"commitInfo": {"timestamp": int(time.time() * 1000), "operation": "WRITE", "upkeep": "compact"}})
     body = "\n".join(map(json.dumps, actions)).encode()
-    buffer.place.write(commit_key((buffer.version or 0) + 1), body)
+    buffer.storage.write(commit_key((buffer.version or 0) + 1), body)
 
 
 def count(store: str | Path) -> int:

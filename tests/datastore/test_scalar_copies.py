@@ -65,7 +65,7 @@ def test_a_copy_that_is_not_whole_is_read_from_parquet(
 ) -> None:
     buffer = filled(tmp_path, make)
     first = asked(tmp_path)
-    path = sorted(ScalarCopies(buffer.place).folder.rglob("success.arrow"))[0]
+    path = sorted(ScalarCopies(buffer.storage).folder.rglob("success.arrow"))[0]
     data = path.read_bytes()
     changed = data.replace(b"\x01", b"\x00", 1)
     path.write_bytes({"cut": data[:-20], "changed": changed, "empty": b""}[damage])
@@ -77,7 +77,7 @@ def test_a_copy_that_is_not_whole_is_read_from_parquet(
 
 def test_a_store_that_takes_no_files_is_read(tmp_path: Path, make: Make, parquet: list[Any]) -> None:
     buffer = filled(tmp_path, make)
-    ScalarCopies(buffer.place).folder.write_text("a file where the folder should be")
+    ScalarCopies(buffer.storage).folder.write_text("a file where the folder should be")
     assert asked(tmp_path).equals(asked(tmp_path))
     assert len(parquet) == 4
 
@@ -95,14 +95,14 @@ def test_vacuum_removes_copies_of_files_that_are_gone(tmp_path: Path, make: Make
     first = asked(tmp_path)
     compact(buffer)
     assert asked(tmp_path).equals(first)
-    copies = ScalarCopies(buffer.place).folder
+    copies = ScalarCopies(buffer.storage).folder
     assert len(list(copies.iterdir())) == 3
     vacuum(buffer, retention_hours=0)
     assert len(list(copies.iterdir())) == 3, "a dry run"
     vacuum(buffer, retention_hours=0, dry_run=False)
     [left] = copies.iterdir()
     assert (tmp_path / "trajectories" / left.name).exists()
-    assert leftovers(buffer.place) == []
+    assert leftovers(buffer.storage) == []
     read = len(parquet)
     assert asked(tmp_path).equals(first)
     assert len(parquet) == read

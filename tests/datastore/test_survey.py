@@ -11,7 +11,7 @@ from store_rows import FP, build
 from agentrl.datastore import Catalog, TrajectoryBuffer
 from agentrl.datastore.artifacts import survey as surveys
 from agentrl.datastore.artifacts.survey import FILE, survey
-from agentrl.datastore.storage.object_store import LocalPlace
+from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.datastore.upkeep import vacuum
 from agentrl.pipelines.results.gc import BY_COMMAND, collect, find_garbage
 from agentrl.schemas.manifest import InputRecord
@@ -23,22 +23,22 @@ def publish(catalog: Catalog, fingerprint: str, run_id: str = BY_COMMAND, old: b
     inputs = {"data": [InputRecord(stage="expert", output="data", fingerprint="up")]}
     catalog.publish(manifest(run_id, fingerprint, inputs=inputs), fill(catalog, run_id, 1, fingerprint))
     if old:
-        assert isinstance(catalog.place, LocalPlace)
-        os.utime(catalog.place.root / catalog.folder("expert", fingerprint), (AGES, AGES))
+        assert isinstance(catalog.storage, LocalStorage)
+        os.utime(catalog.storage.root / catalog.folder("expert", fingerprint), (AGES, AGES))
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each manifest is read."""
     count: Counter[str] = Counter()
-    read = LocalPlace.read
+    read = LocalStorage.read
 
-    def counted(self: LocalPlace, key: str) -> bytes | None:
+    def counted(self: LocalStorage, key: str) -> bytes | None:
         if key.endswith("manifest.json"):
             count[key] += 1
         return read(self, key)
 
-    monkeypatch.setattr(LocalPlace, "read", counted)
+    monkeypatch.setattr(LocalStorage, "read", counted)
     return count
 
 

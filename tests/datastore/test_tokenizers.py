@@ -125,7 +125,7 @@ def test_what_is_not_known_is_named(change: Callable[[dict[str, object]], dict[s
 
 
 def test_a_tokenizer_is_written_once(store: str) -> None:
-    place, asked = Catalog(store).place, 0
+    place, asked = Catalog(store).storage, 0
 
     def text() -> str:
         nonlocal asked

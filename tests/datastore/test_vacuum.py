@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from store_rows import FP, build
 
 from agentrl.datastore import StoreError, TrajectoryBuffer
-from agentrl.datastore.storage.object_store import LocalPlace
+from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.datastore.table.delta_log import commit_key
 from agentrl.datastore.upkeep import check, compact, retention, vacuum
 from agentrl.schemas.trajectory import Trajectory
@@ -82,7 +82,7 @@ def test_files_of_an_append_under_way_stay_however_old(store: str) -> None:
     assert slow.finish() == 4 * 1024 + 1
     assert buffer.scan().select(pl.len()).collect().item() == 10 + 4 * 1024 + 1
     assert check(buffer) == []
-    assert not list(buffer.place.keys("writers"))
+    assert not list(buffer.storage.keys("writers"))
 
 
 def test_files_of_a_killed_append_go(store: str) -> None:
@@ -101,7 +101,7 @@ def test_files_of_a_killed_append_go(store: str) -> None:
     dead = vacuum(buffer, retention_hours=0, dry_run=False)
     assert len([name for name in dead if name.endswith(".parquet")]) >= 2
     assert len(stored(store)) == 2
-    assert not list(buffer.place.keys("writers"))
+    assert not list(buffer.storage.keys("writers"))
     assert check(TrajectoryBuffer(store)) == []
 
 
@@ -124,9 +124,9 @@ def test_two_thousand_hours_and_nonsense(tmp_path: Path) -> None:
     buffer = fill(tmp_path, 4)
     compact(buffer)
     key = commit_key(buffer.version or 0)
-    lines = [json.loads(line) for line in (buffer.place.read(key) or b"").splitlines()]
+    lines = [json.loads(line) for line in (buffer.storage.read(key) or b"").splitlines()]
     lines[-1]["commitInfo"]["timestamp"] = 10**18
-    buffer.place.write(key, "\n".join(map(json.dumps, lines)).encode())
+    buffer.storage.write(key, "\n".join(map(json.dumps, lines)).encode())
     assert buffer.history(1)[0]["time"] is None
     for hours in (1e300, float("inf"), 2000):
         assert vacuum(buffer, retention_hours=hours, dry_run=False) == []
@@ -138,9 +138,9 @@ def test_two_thousand_hours_and_nonsense(tmp_path: Path) -> None:
 def test_the_log_is_read_once_and_the_table_seldom_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = fill(tmp_path, 30, 1)
     reads: Counter[str] = Counter()
-    read, opened = LocalPlace.read, DeltaTable.__init__
+    read, opened = LocalStorage.read, DeltaTable.__init__
 
-    def counted(self: LocalPlace, key: str) -> bytes | None:
+    def counted(self: LocalStorage, key: str) -> bytes | None:
         reads[key] += "_delta_log" in key
         return read(self, key)
 
@@ -148,7 +148,7 @@ def test_the_log_is_read_once_and_the_table_seldom_opened(tmp_path: Path, monkey
         reads["table"] += 1
         opened(self, *arguments, **options)
 
-    monkeypatch.setattr(LocalPlace, "read", counted)
+    monkeypatch.setattr(LocalStorage, "read", counted)
     monkeypatch.setattr(DeltaTable, "__init__", opening)
     assert vacuum(buffer, retention_hours=1) == []
     assert reads["table"] <= 3

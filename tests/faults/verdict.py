@@ -101,7 +101,7 @@ def at_work(store: str) -> Iterator[str]:
 def leftovers(store: str) -> Iterator[str]:
     """What still lies about when everything unneeded was thrown away."""
     catalog = Catalog(store)
-    place = catalog.place
+    place = catalog.storage
     strays = [key for key in place.keys("") if key.endswith(".tmp") or "/.part-" in key or "quarantine-" in key]
     root = Path(store) if "://" not in store else place.working_folder()
     strays += [str(path) for path in root.rglob("*.tmp")]

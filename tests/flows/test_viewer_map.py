@@ -134,7 +134,7 @@ def test_a_lasso_means_the_same_when_prompts_are_added(tmp_path: Path) -> None:
     assert after["x"].to_pylist()[:20] == before["x"].to_pylist()
     assert after.schema.metadata[b"frame"].decode() == frame
     assert browser.arrow("/api/map").schema.metadata[b"frame"].decode() != frame
-    buffer.place.delete("index/embedded")
+    buffer.storage.delete("index/embedded")
     index(buffer, "another")
     refused = browser.json("/api/map", 409, lasso=f"{frame}:{EVERYWHERE}")
     assert "made anew" in refused["error"]

@@ -190,7 +190,7 @@ def test_tokens_of_odd_tokenizers(
     tmp_path: Path, tokenizer: dict[str, Any], ids: list[int], text: str, lengths: list[int]
 ) -> None:
     buffer = TrajectoryBuffer(tmp_path)
-    keep(buffer.place, TOKENIZER, lambda: json.dumps(tokenizer))
+    keep(buffer.storage, TOKENIZER, lambda: json.dumps(tokenizer))
     spoken: dict[str, Any] = {"input_ids": ids, "action_mask": [True] * len(ids), "logprobs": [-1.0] * len(ids)}
     spoken |= {"n_tokens": len(ids), "n_action_tokens": len(ids), "spans": [], "tokenizer": TOKENIZER}
     bare = [one.model_copy(update={"token_start": None, "token_end": None}) for one in row(0).messages]
@@ -202,6 +202,6 @@ def test_tokens_of_odd_tokenizers(
 
 def test_a_tokenizer_of_an_unknown_kind_is_said(tmp_path: Path) -> None:
     buffer = TrajectoryBuffer(tmp_path)
-    keep(buffer.place, TOKENIZER, lambda: json.dumps({"decoder": {"type": "CTC"}, "model": {"vocab": {}}}))
+    keep(buffer.storage, TOKENIZER, lambda: json.dumps({"decoder": {"type": "CTC"}, "model": {"vocab": {}}}))
     buffer.append([row(0, TOKENIZER)], stage="grpo", fingerprint=GRPO)
     assert b"CTC" in Browser(tmp_path).arrow(f"/api/tokens/{FIRST}").schema.metadata[b"reason"]

@@ -60,7 +60,7 @@ def begin(store: Path, lines: int) -> None:
     now = datetime.now(UTC).isoformat(sep=" ")
     stages = {"late": {"status": "running", "fingerprint": "3" * 32, "reasons": [], "started_at": now}}
     record_run(store, RUN, state="running", stages=stages, **this_process())
-    with LiveLog(Catalog(store).place, RUN, "late", store / "tmp" / "live.jsonl") as log:
+    with LiveLog(Catalog(store).storage, RUN, "late", store / "tmp" / "live.jsonl") as log:
         for step in range(lines):
             log.write({"step": step, "loss": 1.0 / (step + 1)})
 
@@ -127,7 +127,7 @@ def test_live_lines_come_after_a_cursor(tmp_path: Path) -> None:
 def test_a_tick_of_forty_series_is_small(tmp_path: Path) -> None:
     """Five steps come with a word of the server if there are ten in a second."""
     begin(tmp_path, 0)
-    with LiveLog(Catalog(tmp_path).place, RUN, "late", tmp_path / "tmp" / "live.jsonl") as log:
+    with LiveLog(Catalog(tmp_path).storage, RUN, "late", tmp_path / "tmp" / "live.jsonl") as log:
         for step in range(5):
             log.write({"step": step, **{f"some/metric_{n}": math.sin(step * 40 + n) for n in range(40)}})
     browser = Browser(tmp_path)

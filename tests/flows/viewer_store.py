@@ -96,7 +96,7 @@ def keep_tokenizer(store: Path | str) -> str:
         "decoder": {"type": "ByteLevel"},
         "model": {"type": "BPE", "vocab": vocab},
     }
-    keep(Catalog(store).place, TOKENIZER, lambda: json.dumps(document))
+    keep(Catalog(store).storage, TOKENIZER, lambda: json.dumps(document))
     return TOKENIZER
 
 

@@ -233,7 +233,7 @@ def test_tokens_are_text_where_a_store_with_their_tokenizer_is_open(tmp_path: Pa
     document = {"added_tokens": [], "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "vocab": vocabulary}}
     buffer = TrajectoryBuffer(tmp_path)
     name = "cafe0123456789ab"
-    keep(Catalog(tmp_path).place, name, lambda: json.dumps(document))
+    keep(Catalog(tmp_path).storage, name, lambda: json.dumps(document))
     row = trajectory("h<llo é", tokenizer=name)
     assert "‹" not in displays.trajectory(row)
     assert "h&lt;llo é" in read_text(row)

@@ -27,7 +27,7 @@ class Killed(BaseException):
 
 
 def logged(context: Context) -> list[dict[str, Any]]:
-    found = lines_after(context.buffer.place, context.run_id, context.stage)
+    found = lines_after(context.buffer.storage, context.run_id, context.stage)
     assert found is not None
     return [json.loads(line) for line in found.lines]
 

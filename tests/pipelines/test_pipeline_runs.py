@@ -23,7 +23,7 @@ def write(catalog: Catalog, run_id: str, age_s: float = 0.0, **changes: Any) -> 
     """A record that says ``running`` and was last written ``age_s`` seconds ago by the store's clock."""
     stages = {"a": {"status": "running", "fingerprint": "f" * 32, "started_at": datetime.now(UTC)}}
     catalog.write_run({"run_id": run_id, "state": "running", "stages": stages, **this_process(), **changes})
-    path = catalog.place.root / "runs" / f"{run_id}.json"  # type: ignore[union-attr]
+    path = catalog.storage.root / "runs" / f"{run_id}.json"  # type: ignore[union-attr]
     os.utime(path, (time.time() - age_s, time.time() - age_s))
 
 

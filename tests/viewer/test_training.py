@@ -136,7 +136,7 @@ class Training:
         }  # fmt: skip
         self.catalog = catalog
         catalog.write_run(self.record)
-        self.log = LiveLog(catalog.place, RUN, "late", Path(store) / "tmp" / "late.jsonl")
+        self.log = LiveLog(catalog.storage, RUN, "late", Path(store) / "tmp" / "late.jsonl")
         self.taken = 0
 
     def step(self, times: int = 1) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.datastore.artifacts.catalog import Catalog
-from agentrl.datastore.storage.object_store import LocalPlace
+from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.flows.viewer.processes import command_of
 from agentrl.flows.viewer.wire.overview import StageBox, StageInput
 from agentrl.pipelines.file.document import library_files
@@ -102,7 +102,7 @@ def plan_arguments(run: Run, catalog: Catalog, store: str) -> tuple[list[str], s
             here, own = Path.cwd().resolve(), file.resolve()
         except (OSError, ValueError):  # no path at all
             return [], f"the run names no pipeline file: {str(file)[:80]!r}"
-        inside = isinstance(catalog.place, LocalPlace) and own.is_relative_to(catalog.place.root.resolve())
+        inside = isinstance(catalog.storage, LocalStorage) and own.is_relative_to(catalog.storage.root.resolve())
         if not own.is_relative_to(here) or inside or not own.is_file():
             reason = (
                 f"{file} is not in this folder: to see its plan, start `agentrl view` in the folder of the pipeline"

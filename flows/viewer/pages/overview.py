@@ -128,7 +128,7 @@ def run_answer(catalog: Catalog, artifacts: Artifacts, text: str) -> RunAnswer:
         run = find_run(catalog, text)
     except LookupError as error:
         raise RefusedError(str(error.args[0]), field="run", status=404) from None
-    live = live_stages(catalog.place, run["run_id"]) if run["state"] == "running" else []
+    live = live_stages(catalog.storage, run["run_id"]) if run["state"] == "running" else []
     made = {name: artifacts.find(name, stage.get("fingerprint") or "") for name, stage in run["stages"].items()}
     stages = [
         RunStage(

@@ -81,7 +81,7 @@ def _without_artifact(catalog: Catalog, artifacts: Artifacts, run: Run) -> list[
     }
     if not working:
         return []
-    live = live_stages(catalog.place, run["run_id"])
+    live = live_stages(catalog.storage, run["run_id"])
     return [
         TrainingStage(
             artifact=None,
@@ -148,7 +148,7 @@ def _version_at(artifacts: Artifacts, manifest: Manifest, step: int) -> int | No
 
 def lines(catalog: Catalog, run_id: str, stage: str, cursor: int) -> LiveAnswer:
     """The lines of a live log after a cursor. Raises RefusedError if there is no such log."""
-    live = lines_after(catalog.place, run_id, stage, cursor)
+    live = lines_after(catalog.storage, run_id, stage, cursor)
     if live is None:
         raise RefusedError(f"run {run_id[:80]!r} has no live log of stage {stage[:80]!r}", field="stage", status=404)
     return LiveAnswer(lines=live.lines, cursor=live.cursor, restarted=live.cursor < cursor)
@@ -175,7 +175,7 @@ class Pulses:
             return self._pulse
 
     def _look(self) -> Pulse:
-        storage = self.catalog.place
+        storage = self.catalog.storage
         written = dict(storage.beside("runs"))
         if written != self._written or time.monotonic() > self._runs_until:
             self._runs, self._written = all_runs(self.catalog)[:RUNS], written

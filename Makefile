@@ -31,7 +31,7 @@ bench-real: $(VENV)/.dev $(SMOLLM)/config.json
 	$(BIN)/python benchmarks/real.py
 
 test: $(VENV)/.dev bubblewrap
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --durations=10
 
 test-slow: $(VENV)/.dev bubblewrap
 	$(BIN)/pytest -m "slow and not vllm"

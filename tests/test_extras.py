@@ -98,6 +98,8 @@ def test_every_extra_has_a_program() -> None:
 
 
 @pytest.mark.parametrize("extra", CASES)
+@pytest.mark.slow
+@pytest.mark.ci
 def test_what_needs_an_extra_is_refused_by_a_line_that_names_it(refused: dict[str, str], extra: str) -> None:
     assert re.search(refusal(extra), refused[extra]), refused[extra]
     assert CASES[extra].says not in refused[extra]

@@ -12,7 +12,7 @@ from agentrl.flows.viewer.processes import begun
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerProcess:
     """A process that serves until ``close`` or the end of this process."""
 
     url: str
@@ -28,7 +28,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class View(Server):
+class View(ServerProcess):
     """A viewer that serves a store at ``url``. A notebook shows it inline, ``height`` pixels high."""
 
     height: int
@@ -49,7 +49,7 @@ class View(Server):
 
 
 @dataclass(frozen=True)
-class ModelServer(Server):
+class ModelServer(ServerProcess):
     """A model that is served to agents, whose conversations become rows. ``url`` is the base URL for clients of OpenAI,
     and without its ``/v1`` for those of Anthropic; episodes are opened and scored at ``episodes``."""
 

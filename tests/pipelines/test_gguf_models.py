@@ -34,6 +34,8 @@ def pipeline(folder: Path, path: str = "x.gguf", env: str = WITHOUT_TOOLS) -> ag
     return agentrl.load(folder / "gguf.yaml", store=folder / "store")
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_it_is_trained_from_and_its_content_counts(folder: Path) -> None:
     pytest.importorskip("reasoning_gym")
     write(folder / "x.gguf")

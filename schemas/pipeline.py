@@ -79,8 +79,8 @@ Entry = Annotated[Annotated[StageSpec, Tag("stage")] | Annotated[GroupSpec, Tag(
 class Profile(_Strict):
     """An overlay on the pipeline, chosen by ``--profile``."""
 
-    description: str = ""
-    seed: int | None = None
+    description: str = Field("", description="what the profile is for")
+    seed: int | None = Field(None, description="in place of the pipeline's")
     execution: dict[str, Any] = Field({}, description="Default execution of all stages")
     stages: dict[str, Any] = Field({}, description="Merged over the pipeline's stages, key by key; null removes")
 
@@ -88,10 +88,10 @@ class Profile(_Strict):
 class PipelineSpec(_Strict):
     """A pipeline: stages and how they are wired."""
 
-    name: Name
-    description: str = ""
+    name: Name = Field(description="of the pipeline, in runs and listings")
+    description: str = Field("", description="what the pipeline does, in a sentence")
     extends: str | None = Field(None, description="A file, relative to this one, or a pipeline of the library")
-    seed: int = 0
+    seed: int = Field(0, description="of all stages that have none of their own")
     execution: Execution = Field(Execution(), description="Default execution of all stages")
     profiles: dict[Name, Profile] = {}
     stages: dict[Name, Entry] = Field(min_length=1)

@@ -17,8 +17,8 @@ class GSPO(ClippedPolicyGradient):
     """Clipped surrogate with the ratio of whole sequences, normalised by length (Zheng et al. 2025)."""
 
     type: Literal["gspo"] = "gspo"
-    clip_low: float = Field(3e-4, gt=0, lt=1)
-    clip_high: float = Field(4e-4, gt=0)
+    clip_low: float = Field(3e-4, gt=0, lt=1, description="1 - clip_low is the least ratio that is not clipped")
+    clip_high: float = Field(4e-4, gt=0, description="1 + clip_high is the greatest ratio that is not clipped")
 
     of_returns: ClassVar[bool] = True
 

@@ -21,7 +21,7 @@ class KTO(AtRest):
 
     type: Literal["kto"] = "kto"
     needs_baseline: ClassVar[bool] = True
-    beta: float = Field(0.1, gt=0)
+    beta: float = Field(0.1, gt=0, description="weight of the log-ratio to the reference model")
     desirable: float = Field(1.0, ge=0, description="weight of desirable rows")
     undesirable: float = Field(1.0, ge=0, description="weight of undesirable rows")
     length_normalized: bool = Field(False, description="divide log-ratios, and the baseline's, by trained tokens")

@@ -35,8 +35,8 @@ WHOLE = ("whole", "joint", "agent")
 class KL(Config):
     """A pull towards the policy that training started from."""
 
-    coef: float = Field(0.001, gt=0)
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    coef: float = Field(0.001, gt=0, description="weight of the divergence")
+    estimator: Literal["k1", "k2", "k3"] = Field("k3", description="of the divergence from one sample (Schulman 2020)")
     where: Literal["loss", "reward"] = Field("loss", description="a term of each token's loss, or taken off its reward")
 
     @model_validator(mode="after")
@@ -85,7 +85,7 @@ class Overlong(Config):
         None, ge=1, description="tokens after the prompt; null: those that the row's max_tokens leaves"
     )
     buffer: int | None = Field(None, ge=1, description="null is a fifth of the limit, as published")
-    penalty: float = Field(1.0, gt=0)
+    penalty: float = Field(1.0, gt=0, description="what a row of limit tokens loses")
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> "Overlong":
@@ -292,8 +292,8 @@ class PolicyGradient(Minimised):
 class ClippedPolicyGradient(PolicyGradient):
     """A policy gradient with PPO's clipped ratio of policy to behaviour policy."""
 
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    clip_high: float = Field(0.2, gt=0)
+    clip_low: float = Field(0.2, gt=0, lt=1, description="1 - clip_low is the least ratio that is not clipped")
+    clip_high: float = Field(0.2, gt=0, description="1 + clip_high is the greatest ratio that is not clipped")
 
     def token_loss(self, logprobs: "Tensor", batch: "Batch") -> "Tensor":
         return ppo_clip_loss(logprobs, batch.logprobs, batch.weights, self.clip_low, self.clip_high)

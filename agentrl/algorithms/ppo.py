@@ -18,7 +18,7 @@ from agentrl.schemas.trajectory import Trajectory
 class Critic(Config):
     """A value head on a copy of the policy's backbone, with an optimiser of its own."""
 
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(1e-3, gt=0, description="learning rate of the value head's optimiser")
     pretrain: int = Field(0, ge=0, description="first iterations that fit the value head alone (VAPO, VC-PPO)")
     epochs: int = Field(1, ge=1, description="passes over an iteration's rollouts")
     clip: float | None = Field(0.2, gt=0, description="how far a value may move from the old one; null is no bound")
@@ -34,7 +34,7 @@ class PPO(ClippedPolicyGradient):
     type: Literal["ppo"] = "ppo"
     needs_critic: ClassVar[bool] = True
     aggregate: Aggregate = "token"
-    level: Literal["token", "turn"] = "token"
+    level: Literal["token", "turn"] = Field("token", description="what one action is")
     gamma: float = Field(1.0, gt=0, le=1, description="discount per token, or per turn")
     lam: float = Field(0.95, ge=0, le=1, description="trace of the policy's advantages")
     critic_lam: float | None = Field(None, ge=0, le=1, description="trace of the value targets; null is lam")

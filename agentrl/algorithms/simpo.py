@@ -14,7 +14,7 @@ class SimPO(Preference):
     """Mean log-probabilities, a margin and no reference (Meng et al. 2024)."""
 
     type: Literal["simpo"] = "simpo"
-    beta: float = Field(2.0, gt=0)
+    beta: float = Field(2.0, gt=0, description="scale of the difference of the mean log-probabilities")
     margin: float = Field(1.0, ge=0, description="the paper's gamma: by how much the chosen side should win")
     length_normalized: Literal[True] = True
     reference: ClassVar[bool] = False

@@ -30,7 +30,7 @@ class UserConfig(BaseModel):
     model: Annotated[str, External("model")] | None = Field(
         None, description="folder of the model, for engines that sample from one; an endpoint names its own"
     )
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(0.0, ge=0, description="of the user's model; 0 takes the most likely token")
     max_tokens: int = Field(256, ge=1, description="of one thing that the user says")
 
     @model_validator(mode="after")

@@ -58,7 +58,7 @@ class TinySize(BaseModel):
     digits: int = Field(
         1, ge=1, le=9, description="digits in one token; a number that is one token is copied as a word is"
     )
-    layers: int = Field(2, ge=1)
+    layers: int = Field(2, ge=1, description="of the transformer")
     width: int = Field(128, ge=32, multiple_of=32, description="of the residual stream; a head has 32")
 
     @property

@@ -24,7 +24,7 @@ class Asking(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     engines: list[EngineChoice] = Field(min_length=1, description="the models that judge; they give text")
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(0.0, ge=0, description="of the model that is asked; 0 takes the most likely token")
     max_tokens: int = Field(1024, ge=1, description="of one reply")
     retries: int = Field(2, ge=0, description="how often a model is asked again if its reply holds no verdict")
     transcript_chars: int = Field(40_000, ge=100, description="of a rollout; of a longer one the middle is left out")

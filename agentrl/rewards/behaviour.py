@@ -93,8 +93,8 @@ class ToolUse(Reward):
 
     type: Literal["tool_use"] = "tool_use"
     needed: list[str] = Field([], description="tools; without any, those that the task names")
-    duplicate: float = Field(0.25, ge=0, le=1)
-    unknown: float = Field(0.25, ge=0, le=1)
+    duplicate: float = Field(0.25, ge=0, le=1, description="taken off for a call that repeats the one before it")
+    unknown: float = Field(0.25, ge=0, le=1, description="taken off for a call of a tool that is not on offer")
 
     def value(self, rollout: Trajectory, task: Task) -> Grade:
         calls = calls_of(rollout)

@@ -138,8 +138,10 @@ class Ranking(_Grader):
     there is nothing to rank, and the value is 0."""
 
     type: Literal["ranking"] = "ranking"
-    criterion: str = Field("how correctly and completely the user's request was fulfilled")
-    orders: int = Field(2, ge=1)
+    criterion: str = Field(
+        "how correctly and completely the user's request was fulfilled", description="what rollouts are ranked by"
+    )
+    orders: int = Field(2, ge=1, description="orders in which each engine is shown a group")
 
     def value(self, rollout: Trajectory, task: Task) -> float:
         return 0.0

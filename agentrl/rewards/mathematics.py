@@ -30,7 +30,7 @@ class Mathematics(Verifier):
     What cannot be compared within ``timeout_s`` gets 0, and the detail ``timeout`` is 1."""
 
     type: Literal["math"] = "math"
-    timeout_s: float = Field(5.0, gt=0)
+    timeout_s: float = Field(5.0, gt=0, description="seconds for one answer; what takes longer is wrong")
 
     @model_validator(mode="after")
     def _is_installed(self) -> "Mathematics":

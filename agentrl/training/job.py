@@ -17,14 +17,16 @@ class DeepSpeed(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    zero: Literal[0, 1, 2, 3] = 2
+    zero: Literal[0, 1, 2, 3] = Field(
+        2, description="what ranks shard: nothing, optimiser states, gradients too, weights too"
+    )
     processes: int | None = Field(
         None, ge=1, description="ranks on each machine; None: one for each GPU of the stage, or one if there is none"
     )
     sequence_parallel: int = Field(
         1, ge=1, description="ranks of one machine over which each row is split; it divides them and the model's heads"
     )
-    offload_optimizer: Literal["cpu", "nvme"] | None = None
+    offload_optimizer: Literal["cpu", "nvme"] | None = Field(None, description="where optimiser states are kept")
     offload_parameters: Literal["cpu", "nvme"] | None = Field(None, description="needs zero: 3")
     extra: dict[str, Any] = Field(
         {}, description="merged into the DeepSpeed config that these settings make, key by key"

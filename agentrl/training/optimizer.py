@@ -14,8 +14,8 @@ class LoRA(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rank: int = Field(16, ge=1)
-    alpha: int = Field(32, ge=1)
+    rank: int = Field(16, ge=1, description="inner width of an adapter")
+    alpha: int = Field(32, ge=1, description="adapters are scaled by alpha / rank")
     targets: str | list[str] = Field("all-linear", description="names of modules, or all-linear")
 
 
@@ -24,10 +24,12 @@ class OptimizerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    lr: float = Field(1e-5, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    lr: float = Field(1e-5, gt=0, description="learning rate, the highest of the schedule")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="of the learning rate after the warm-up; linear and cosine end at 0"
+    )
     warmup: int = Field(0, ge=0, description="optimiser steps over which the learning rate rises to lr")
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = Field((0.9, 0.999), description="decay of AdamW's two running means, per step")
     weight_decay: float = Field(0.0, ge=0, description="of matrices; norms and biases are spared")
     clip_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
     micro_tokens: int = Field(4096, ge=1, description="padded tokens in one forward pass; bounds memory, not results")
@@ -35,7 +37,7 @@ class OptimizerConfig(BaseModel):
         "float32", description="of matrix products, through autocast; weights are trained and saved in float32"
     )
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass: less memory")
-    lora: LoRA | None = None
+    lora: LoRA | None = Field(None, description="train low-rank adapters alone; null: all weights")
 
     def lr_at(self, step: int, total: int) -> float:
         """Learning rate of optimiser step ``step`` of ``total``, both counted from 0."""

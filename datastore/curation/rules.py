@@ -56,7 +56,7 @@ class Filter(CurationRule):
     """Keep rows for which a SQL expression over the scalar columns is true, as in ``success and n_steps <= 4``."""
 
     rule: Literal["filter"]
-    where: Annotated[str, AfterValidator(_rows)]
+    where: Annotated[str, AfterValidator(_rows)] = Field(description="SQL over the scalar columns of a row")
 
 
 class Group(CurationRule):
@@ -67,7 +67,7 @@ class Group(CurationRule):
     """
 
     rule: Literal["group"]
-    where: Annotated[str, AfterValidator(_tasks)]
+    where: Annotated[str, AfterValidator(_tasks)] = Field(description="SQL over the columns of a task, as above")
 
 
 class Keep(CurationRule):
@@ -76,8 +76,8 @@ class Keep(CurationRule):
     successes: only ``first`` and ``all`` keep them."""
 
     rule: Literal["keep"]
-    what: Literal["best", "correct", "shortest", "first", "all"] = "best"
-    n: int = Field(1, ge=1)
+    what: Literal["best", "correct", "shortest", "first", "all"] = Field("best", description="which rows, as above")
+    n: int = Field(1, ge=1, description="rows of each task")
 
 
 Compared = Annotated[list[Part], AfterValidator(_each_once), Field(min_length=1)]
@@ -89,8 +89,8 @@ class Exact(CurationRule):
     (what the assistant wrote and called). White space and the order of a call's arguments do not count."""
 
     rule: Literal["exact_duplicates"]
-    scope: Literal["task", "all"] = "task"
-    compare: Compared = ["question", "actions"]
+    scope: Literal["task", "all"] = Field("task", description="rows of one task are compared, or all")
+    compare: Compared = Field(["question", "actions"], description="parts of the conversation")
 
 
 class Near(CurationRule):
@@ -99,9 +99,9 @@ class Near(CurationRule):
     (Broder, 1997), and no row is dropped by an estimate."""
 
     rule: Literal["near_duplicates"]
-    threshold: float = Field(0.8, gt=0, le=1)
-    scope: Literal["task", "all"] = "task"
-    compare: Compared = ["question", "actions"]
+    threshold: float = Field(0.8, gt=0, le=1, description="Jaccard similarity from which on rows are similar")
+    scope: Literal["task", "all"] = Field("task", description="rows of one task are compared, or all")
+    compare: Compared = Field(["question", "actions"], description="parts of the conversation")
 
 
 class ValidCalls(CurationRule):
@@ -126,9 +126,11 @@ class Decontaminate(CurationRule):
     exactly it. Actions of fewer words, and n-grams of actions for several questions, do not count."""
 
     rule: Literal["decontaminate"]
-    ngram: int = Field(8, ge=1)
-    overlap: float = Field(0.5, gt=0, le=1)
-    cosine: float | None = Field(None, gt=0, le=1)
+    ngram: int = Field(8, ge=1, description="words of an n-gram")
+    overlap: float = Field(0.5, gt=0, le=1, description="share of n-grams from which on a row is dropped")
+    cosine: float | None = Field(
+        None, gt=0, le=1, description="of embeddings of questions, from which on a row is dropped; null: n-grams alone"
+    )
     splits: list[str] = Field(["heldout", "test"], description="rows of the buffer that count as held out")
     against: Annotated[list[Literal["question", "actions"]], AfterValidator(_each_once), Field(min_length=1)] = Field(
         ["question", "actions"], description="what of held-out rows must not be in a conversation"
@@ -140,26 +142,28 @@ class Diverse(CurationRule):
     ``clusters`` takes in turn from k-means clusters. Vectors are of the prompt, or of the sequence of tool calls."""
 
     rule: Literal["diverse"]
-    n: int = Field(ge=1)
-    method: Literal["k_center", "clusters"] = "k_center"
-    over: Literal["prompt", "tools"] = "prompt"
-    clusters: int = Field(16, ge=2)
+    n: int = Field(ge=1, description="rows that are kept")
+    method: Literal["k_center", "clusters"] = Field("k_center", description="how they are found, as above")
+    over: Literal["prompt", "tools"] = Field("prompt", description="vectors of the prompt, or of the calls' names")
+    clusters: int = Field(16, ge=2, description="of method clusters: how many")
 
 
 class Balance(CurationRule):
     """Keep as many rows of each value of a column as of the rarest one, or ``n`` at most, at random."""
 
     rule: Literal["balance"]
-    by: Column
-    n: int | None = Field(None, ge=1)
+    by: Column = Field(description="a scalar column")
+    n: int | None = Field(None, ge=1, description="rows of each value at most; null: as many as the rarest has")
 
 
 class Cap(CurationRule):
     """Keep ``n`` rows at random, of all or of each value of a column."""
 
     rule: Literal["cap"]
-    n: int = Field(ge=1)
-    per: Column | None = None
+    n: int = Field(ge=1, description="rows that are kept")
+    per: Column | None = Field(
+        None, description="a scalar column, of each value of which n rows are kept; null: of all"
+    )
 
 
 class OwnRule(CurationRule):

@@ -52,11 +52,19 @@ def rows(model: type[BaseModel], prefix: str = "", above: tuple[type[BaseModel],
         choice = next((mark for mark in markers(info) if isinstance(mark, OneOf)), None)
         field = schema["properties"][key]
         inside = [] if choice else [each for each in models_in(info.annotation) if each not in above]
-        about = info.description or " ".join((inside[0].__doc__ or "").split()) if inside else info.description or ""
+        about = _described(model, name) or (" ".join((inside[0].__doc__ or "").split()) if inside else "")
+        if not about and (choice or "const" in field):
+            about = f"which {choice.kind}, with its settings" if choice else "its name"
         default = "required" if info.is_required() else _default(field.get("default"), bool(inside))
         yield Row(prefix + key, _type(field, choice, schema.get("$defs", {})), default, about, choice)
         for each in inside:
             yield from rows(each, f"{prefix}{key}.", (*above, model))
+
+
+def _described(model: type[BaseModel], name: str) -> str:
+    """The description of a field: that of the class, or of the nearest one above it, if it only changes the default."""
+    fields = (above.model_fields.get(name) for above in model.__mro__ if issubclass(above, BaseModel))
+    return next((field.description for field in fields if field and field.description), "")
 
 
 def _default(value: Any, nested: bool) -> str:

@@ -68,7 +68,7 @@ class SamplingConfig(TokenLimits):
     """How tokens are drawn."""
 
     temperature: float = Field(1.0, ge=0, description="0 takes the most likely token")
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest tokens with this probability together")
     top_k: int = Field(0, ge=0, description="0 keeps all tokens")
 
     def of(self, policy: "Policy | None") -> Sampling:

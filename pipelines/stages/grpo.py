@@ -61,7 +61,7 @@ class Online(NamedTuple):
 
 class OnlineConfig(Compressing, TeacherConfig):
     algorithm: PolicyGradientAlgorithm = Field(GRPO(), description="how rollouts update the policy")
-    iterations: int = Field(25, ge=1)
+    iterations: int = Field(25, ge=1, description="rounds of rollouts, each followed by its updates")
     tasks: int = Field(32, ge=1, description="tasks of one iteration")
     samples: int = Field(8, ge=2, description="rollouts of each task, which form its group")
     draw: Annotated[CurriculumConfig | None, ADDED] = Field(

@@ -23,7 +23,7 @@ BLUE, ORANGE, GREY = "#2563eb", "#ea580c", "#94a3b8"
 
 
 class ReportConfig(StageConfig):
-    title: str = "Training report"
+    title: str = Field("Training report", description="heading of the page")
     examples: int = Field(2, ge=0, description="trajectories shown of each selection given as examples")
 
 

@@ -32,7 +32,9 @@ class Draw(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    strategy: Literal["uniform", "success_first", "prioritized", "recency", "diversity", "curriculum"] = "uniform"
+    strategy: Literal["uniform", "success_first", "prioritized", "recency", "diversity", "curriculum"] = Field(
+        "uniform", description="how rows are drawn"
+    )
     n: int = Field(ge=1, description="rows to draw, or groups if of is groups")
     priority: Annotated[Literal["reward", "surprise"], ADDED] = Field(
         "reward", description="of prioritized: the reward, or how far it is from the mean of its group"

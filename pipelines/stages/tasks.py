@@ -19,7 +19,7 @@ from agentrl.schemas.task import Task
 
 class GenerateConfig(StageConfig):
     env: EnvironmentChoice = Field(description="an environment's name, or {type: module:Class, ...its settings}")
-    train: int = Field(512, ge=1)
+    train: int = Field(512, ge=1, description="tasks that policies learn from")
     dev: int = Field(256, ge=0, description="settings are chosen on these")
     heldout: int = Field(512, ge=0, description="only results are reported on these")
     compositional: int = Field(

@@ -69,6 +69,17 @@ def test_every_setting_of_every_stage_has_one_anchor(pages: dict[str, str]) -> N
     assert '<a id="stages.with"></a>' in pages["reference/pipeline-file.md"]
 
 
+def test_every_setting_and_option_says_what_it_is(pages: dict[str, str]) -> None:
+    silent = [
+        f"{path}: {line}"
+        for path, text in pages.items()
+        if path.startswith("reference/")
+        for line in text.splitlines()
+        if line.startswith("| ") and line.endswith("|  |")
+    ]
+    assert silent == []
+
+
 def test_problems_of_a_file_name_anchors_that_exist(pages: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(
         "name: p\nstages:\n  a:\n    uses: train.online\n    inputs: {model: a, tasks: a}\n    with:\n      stepz: 1\n"

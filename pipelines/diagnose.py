@@ -14,7 +14,7 @@ from agentrl.doctor.case import HEAVY, LIGHT, Case, Finding
 from agentrl.pipelines.parts.selected import plainly_drawn
 from agentrl.schemas.manifest import Kind, Manifest
 from agentrl.schemas.training import TrainingRow
-from agentrl.schemas.trajectory import CONTROL
+from agentrl.schemas.trajectory import CONTROL, INFRASTRUCTURE, RETRIED
 
 SAMPLE = 512
 """Rollouts of a stage whose messages and tokens are read, evenly spread over all."""
@@ -43,7 +43,7 @@ def diagnose(store: str, run: dict[str, Any], recompute: bool = False) -> dict[s
     for name, manifest in manifests.items():
         case = _case(catalog, buffer, manifest, heldout.get(manifest.fingerprint), recompute)
         case = replace(case, control=_controlled(catalog, manifest))
-        if case.rollouts or case.metrics:
+        if case.rollouts or case.metrics or case.failed:
             findings_of[name] = examine(case)
     return findings_of
 
@@ -61,6 +61,7 @@ def _case(
     catalog: Catalog, buffer: TrajectoryBuffer, manifest: Manifest, heldout: tuple[int, int] | None, recompute: bool
 ) -> Case:
     rollouts: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
     sample: list[dict[str, Any]] = []
     if any(output.kind is Kind.TRAJECTORIES for output in manifest.outputs.values()):
         ids = buffer.ids(manifest.row_fingerprint)
@@ -70,6 +71,7 @@ def _case(
         rollouts = [
             row for row in rows if row["source"] == "model" and not {"greedy", "dev", CONTROL} & set(row["tags"] or [])
         ]
+        failed = [row for row in rollouts if row["termination"] in INFRASTRUCTURE and RETRIED not in row["tags"]]
         rollouts = [row for row in rollouts if row["reward"] is not None and row["success"] is not None]
         every = max(1, len(rollouts) // SAMPLE)
         looked_at = [row["trajectory_id"] for row in rollouts[::every]]
@@ -78,9 +80,8 @@ def _case(
     updates, algorithm = _method(manifest)
     plain = {row["trajectory_id"] for row in rollouts if row["policy_version"] == 0 and plainly_drawn(row["sampling"])}
     checked = [row for row in sample if row["trajectory_id"] in plain and row["input_ids"]][:RECOMPUTED]
-    return Case(
-        rollouts, sample, metrics, heldout, updates, algorithm, _logprobs(catalog, manifest, checked, recompute)
-    )
+    recomputed = _logprobs(catalog, manifest, checked, recompute)
+    return Case(rollouts, sample, metrics, heldout, updates, algorithm, recomputed, failed=failed)
 
 
 def bands_of(manifest: Manifest, metrics: list[dict[str, Any]]) -> list[Band]:

@@ -189,9 +189,11 @@ class Context:
     def trajectory_id(self, number: int) -> str:
         return trajectory_id(self.stage, self.fingerprint, number, self.made_again)
 
-    def row_ids(self) -> list[str]:
-        """Ids of all rows that this stage run has in the buffer, sorted."""
-        return self.buffer.ids(self._row_fingerprint)
+    def row_ids(self, failed: bool = False) -> list[str]:
+        """Ids of the rows that this stage run has in the buffer, sorted; ``failed``: of attempts made again."""
+        own = self.trajectory_id(0).removesuffix("000000")
+        known = self.buffer.ids(self._row_fingerprint)
+        return [name for name in known if ("~" in name and name.startswith(own)) == failed]
 
     @property
     def _row_fingerprint(self) -> str:

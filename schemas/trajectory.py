@@ -38,6 +38,17 @@ class Termination(StrEnum):
     """The source does not say. Never written by our own rollouts."""
 
 
+INFRASTRUCTURE = (Termination.ENV_ERROR, Termination.INFRA_ERROR)
+"""Ends that are no doing of the policy: the environment, a tool, the sandbox, a server or the network failed. Such a
+row has neither reward nor success, so it is in no success rate, no group and no training set; whoever counts says how
+many there were."""
+
+
+class InfrastructureError(RuntimeError):
+    """Something failed that is no doing of the policy, such as the server of a tool. An environment or a tool that
+    raises it ends its own episode, as ``infra_error``."""
+
+
 class Role(StrEnum):
     """Who speaks in a message."""
 
@@ -216,6 +227,9 @@ CONTROL = "control"
 """Tag of a row of an evaluation at neither of its two usual temperatures: of those tried on dev tasks, which have the
 tag ``dev`` too, or the best of them on the tasks that are measured."""
 
+RETRIED = "retried"
+"""Tag of an attempt that failed by no doing of the policy, and was made again. No stage selects it."""
+
 REPLACED = "replaced"
 """Tag of a continuation whose first turn is that of a default policy, or says nothing: an alternative that others of
 its group are compared with, which is not trained on that turn."""
@@ -231,6 +245,12 @@ def trajectory_id(stage: str, fingerprint: str, number: int, made_again: int = 0
     """``<stage>-<fingerprint8>-<number>``: readable, sequential within one stage run, the same on every re-run. If the
     stage was made again, a point and ``made_again`` come before the number."""
     return f"{stage}-{row_fingerprint(fingerprint[:8], made_again)}-{number:06d}"
+
+
+def attempt_id(trajectory_id: str, number: int) -> str:
+    """The id of the attempt ``number``, from 1, that failed by no doing of the policy before the row of this id was
+    made. It begins with that id, a tilde and the number."""
+    return f"{trajectory_id}~{number}"
 
 
 FINGERPRINT_IN_ID = r"-[0-9a-f]{8}(?:\.[0-9]+)?-([0-9]{6,})"

@@ -20,6 +20,7 @@ from agentrl.doctor.curves import (
 from agentrl.doctor.rewards import (
     format_gaming,
     generalisation_gap,
+    infrastructure,
     no_control,
     reward_constant,
     reward_zero,
@@ -49,6 +50,7 @@ CHECKS: tuple[Callable[[Case], Finding | None], ...] = (
     format_gaming,
     low_ess,
     generalisation_gap,
+    infrastructure,
     no_control,
 )
 """All checks, in the order in which their findings are shown."""

@@ -42,7 +42,7 @@ class Case:
     iteration: with one, rollouts come from the same policy that is updated. ``algorithm`` is the type of the algorithm
     that trained, which decides some thresholds. ``recomputed`` holds, by id, log-probs of some of the sample under the
     policy that is said to have made it. ``control`` is false if an evaluation of a trained policy lacks the control
-    for sharpening."""
+    for sharpening. ``failed`` are the rollouts that failed by no doing of the policy, which are not in ``rollouts``."""
 
     rollouts: Sequence[Row] = ()
     sample: Sequence[Row] = ()
@@ -52,6 +52,7 @@ class Case:
     algorithm: str = ""
     recomputed: Mapping[str, Sequence[float]] = field(default_factory=dict)
     control: bool = True
+    failed: Sequence[Row] = ()
 
 
 def thirds(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -1,10 +1,11 @@
 """Checks of rewards, and of success on other tasks."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
 from agentrl.doctor.case import FEW, SHOWN, Case, Finding, Row, share_of, thirds
+from agentrl.statistics.excluded import MOST_EXCLUDED, said_of_excluded
 from agentrl.statistics.intervals import wilson
 
 
@@ -36,6 +37,22 @@ def reward_constant(case: Case) -> Finding | None:
         "at least two rewards",
         "take harder tasks if all are solved; else check that the score reads what the policy did",
         rows=tuple(row["trajectory_id"] for row in rows[:SHOWN]),
+    )
+
+
+def infrastructure(case: Case) -> Finding | None:
+    """More than 5 % of the attempts failed by no doing of the policy: environments, tools, sandboxes or servers did."""
+    doubt = said_of_excluded(len(case.failed), len(case.failed) + len(case.rollouts))
+    if not doubt:
+        return None
+    ends = Counter(str(row["termination"]) for row in case.failed)
+    return Finding(
+        "many attempts failed by no doing of the policy",
+        f"{doubt}; {', '.join(f'{end} {number}' for end, number in ends.most_common())}",
+        f"{MOST_EXCLUDED:.0%} of the attempts",
+        "read the last tag of such a row (`agentrl buffer show ID`) and mend what failed; set limits.retry.attempts "
+        "higher for what comes and goes",
+        rows=tuple(row["trajectory_id"] for row in case.failed[:SHOWN]),
     )
 
 

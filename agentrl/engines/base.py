@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from agentrl.schemas.trajectory import Span
+from agentrl.schemas.trajectory import InfrastructureError, Span
 
 if TYPE_CHECKING:
     from agentrl.schemas.trajectory import Message
@@ -214,9 +214,14 @@ class Engine(Protocol):
         ...
 
 
-class EngineError(RuntimeError):
+class EngineError(InfrastructureError):
     """An engine failed, which says nothing about an agent or its environment."""
 
 
 class TurnError(EngineError):
-    """One request failed, and others do not: it ends its own episode, as ``infra_error``."""
+    """One request failed, and others do not: it ends its own episode, as ``infra_error``. ``lasting`` says that the
+    same request would fail again."""
+
+    def __init__(self, message: str, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting

@@ -140,7 +140,7 @@ class OpenAIEngine:
             self._failed += 1
             if self._failed >= _FAILED_IN_A_ROW:
                 raise EngineError(f"{self._failed} requests failed one after the other; the last: {what}") from error
-            raise TurnError(what) from error
+            raise TurnError(what, lasting=not _passes(error)) from error
         self._failed = 0
         return reply
 

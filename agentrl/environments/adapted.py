@@ -106,6 +106,8 @@ class AdaptedEpisode:
                 await self._again()
             return Observation(f"{call.name} took longer than {limit:g} s and was stopped", error=True)
         except HostedError as error:
+            if error.infrastructure:
+                raise
             info["tool_exceptions"] += 1
             return Observation(f"{call.name} failed: {error}", error=True)
         info["observations_cut"] += was_cut

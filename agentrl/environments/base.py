@@ -75,8 +75,9 @@ class Step:
 class Episode(Protocol):
     """One attempt at one task. Its methods must not block: run what may block in ``asyncio.to_thread``.
 
-    An exception of any method is a failure of the environment: it ends this episode alone, as ``env_error``. It may
-    have the methods of :class:`Restorable`.
+    An exception of any method is a failure of the environment: it ends this episode alone, as ``env_error``, or if it
+    is an :class:`agentrl.schemas.trajectory.InfrastructureError`, as ``infra_error``. It may have the methods of
+    :class:`Restorable`.
     """
 
     opening: list[Message]

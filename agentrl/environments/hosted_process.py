@@ -8,6 +8,8 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from agentrl.schemas.trajectory import InfrastructureError
+
 
 def serve(connection: Connection) -> None:
     held: Any = None
@@ -25,7 +27,7 @@ def serve(connection: Connection) -> None:
             reply = pickle.dumps(("value", value))
         except BaseException as error:  # whatever a user's code raises
             summary = f"{type(error).__name__}: {error}"[:500]
-            reply = pickle.dumps(("raised", (summary, traceback.format_exc())))
+            reply = pickle.dumps(("raised", (summary, traceback.format_exc(), isinstance(error, InfrastructureError))))
         connection.send_bytes(reply)
 
 

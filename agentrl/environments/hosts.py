@@ -14,13 +14,17 @@ from multiprocessing.connection import Pipe
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from agentrl.schemas.trajectory import InfrastructureError
+
 
 class HostedError(Exception):
-    """An episode's own code raised. The text is the exception in one line, and its traceback is a note."""
+    """An episode's own code raised. The text is the exception in one line, and its traceback is a note.
+    ``infrastructure`` says that it raised :class:`agentrl.schemas.trajectory.InfrastructureError`."""
 
-    def __init__(self, summary: str, trace: str) -> None:
+    def __init__(self, summary: str, trace: str, infrastructure: bool = False) -> None:
         super().__init__(summary)
         self.add_note(trace)
+        self.infrastructure = infrastructure
 
 
 class Hosted(Protocol):
@@ -105,7 +109,8 @@ def _settle(done: "asyncio.Future[Any]", outcome: Callable[[Any], None], value: 
 def _hosted(error: BaseException) -> HostedError:
     if isinstance(error, HostedError):
         return error
-    return HostedError(f"{type(error).__name__}: {error}"[:500], "".join(traceback.format_exception(error)))
+    trace = "".join(traceback.format_exception(error))
+    return HostedError(f"{type(error).__name__}: {error}"[:500], trace, isinstance(error, InfrastructureError))
 
 
 class _InThread:

@@ -21,6 +21,7 @@ from agentrl.rollouts.outcomes import shares_of_ends
 from agentrl.rollouts.segments import firsts
 from agentrl.schemas.training import TrainingRow
 from agentrl.schemas.trajectory import Trajectory
+from agentrl.statistics.excluded import excluded
 from agentrl.training.batch import check_rows, units
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
@@ -105,6 +106,7 @@ class Learner:
             "max_staleness": float(max(ages)),
             **({"segments": len(made) / len(episodes)} if len(made) > len(episodes) else {}),
             **shares_of_ends(row.termination for row in firsts(sampled)),
+            **({"excluded": float(failed)} if (failed := excluded(row.termination for row in firsts(sampled))) else {}),
             **credit.metrics,
             **seen,
         }

@@ -2,6 +2,8 @@
 tokenizer depends on the model that will be trained on them."""
 
 import json
+import time
+from collections import Counter
 from inspect import iscoroutinefunction
 from random import Random
 
@@ -9,7 +11,8 @@ from agentrl.engines.blocking import blocking
 from agentrl.environments.adapted import protocol
 from agentrl.environments.base import MAX_STEPS, Environment
 from agentrl.environments.hosts import Threads
-from agentrl.environments.scripted import expert, play
+from agentrl.environments.scripted import NoExpertError, expert, play
+from agentrl.rollouts.limits import Retry
 from agentrl.rollouts.outcomes import tags_of
 from agentrl.rollouts.rationalize import with_hint
 from agentrl.schemas.task import Task
@@ -28,6 +31,31 @@ def demonstrate(
     Raises NoExpertError if the environment has no scripted expert.
     """
     return blocking(_demonstrated(environment, task, Random(f"{seed}-{task.task_id}"), noise, trajectory_id, hint))
+
+
+class Demonstrations:
+    """Demonstrations that are begun again as ``retry`` says if something fails that is no doing of the expert: what the
+    environment or the expert raises. ``counts`` says how often (``retried``, ``env_errors``), ``error`` is the last."""
+
+    def __init__(self, retry: Retry, seed: int, noise: float) -> None:
+        self.retry, self.seed, self.noise = retry, seed, noise
+        self.counts: Counter[str] = Counter()
+        self.error: Exception | None = None
+
+    def of(self, environment: Environment, task: Task, trajectory_id: str, hint: str = "") -> Trajectory | None:
+        """As :func:`demonstrate`; None if the last attempt fails too."""
+        for number in range(1, self.retry.attempts + 1):
+            try:
+                return demonstrate(environment, task, self.noise, self.seed, trajectory_id, hint)
+            except NoExpertError:
+                raise
+            except Exception as error:
+                self.error = error
+            if number < self.retry.attempts:
+                self.counts["retried"] += 1
+                time.sleep(self.retry.pause(number))
+        self.counts["env_errors"] += 1
+        return None
 
 
 def optimal_steps(environment: Environment, task: Task) -> int | None:

@@ -32,7 +32,7 @@ from agentrl.rollouts.exploring import RESAMPLED, uncertainty
 from agentrl.rollouts.outcomes import tags_of
 from agentrl.rollouts.rationalize import with_hint
 from agentrl.rollouts.segments import SUMMARY, Segment
-from agentrl.schemas.trajectory import Message, Role, Termination
+from agentrl.schemas.trajectory import InfrastructureError, Message, Role, Termination
 
 DIVERGED = "diverged"
 """Tag of an episode that could not be continued: its environment answered otherwise than before."""
@@ -63,11 +63,10 @@ class EpisodeRun:
     termination: Termination = Termination.MAX_STEPS
     score: Score | None = None
     error: str = ""
+    lasting: bool = False  # whether another attempt would fail in the same way
     diverged: bool = False
-    advised: list[tuple[int, int]] = field(default_factory=list)
-    """The tokens of turns that the episode advised."""
-    replaced: tuple[int, int] | None = None
-    """The tokens of the turn that stands in the place of the policy's."""
+    advised: list[tuple[int, int]] = field(default_factory=list)  # the tokens of turns that the episode advised
+    replaced: tuple[int, int] | None = None  # the tokens of the turn that stands in the place of the policy's
     unreadable: str = ""
     """Why the calls of the last turn could not be read."""
     uncertain: float | None = None
@@ -102,7 +101,7 @@ class EpisodeRun:
         except _EnvironmentError as failure:
             self._fail(failure.__cause__)
         except TurnError as failure:
-            self.termination, self.error = Termination.INFRA_ERROR, str(failure)
+            self.termination, self.error, self.lasting = Termination.INFRA_ERROR, str(failure), failure.lasting
         finally:
             if episode is not None:
                 await self._close(episode)
@@ -119,7 +118,7 @@ class EpisodeRun:
         try:
             return await self._of_environment(rebuild(self.environment, task, messages), 1 + prefix.turns)
         except _EnvironmentError as failure:
-            self.diverged = isinstance(failure.__cause__, DivergedError)
+            self.diverged = self.lasting = isinstance(failure.__cause__, DivergedError)
             raise
 
     def _open(self, episode: Episode) -> None:
@@ -268,6 +267,8 @@ class EpisodeRun:
             turn = await self._sampled(self.act.engine, session, start, left, "summary")
         else:
             turn = await (self._explored(start, left) if teacher is None else self._taught(teacher, start, left))
+        if turn.stop == "cut" and turn.message is None and len(session.ids) == start and left == self.act.limits.turn_s:
+            raise TurnError(f"the engine gave nothing within limits.turn_s, {left:g} s")
         message, self.unreadable = self.act.said(session, turn, start)
         if message is not None:
             span = {"token_start": start, "token_end": len(session.ids)} if codec else {}
@@ -338,13 +339,15 @@ class EpisodeRun:
         except TimeoutError as error:
             if adapted or not calls or not clock.expired():
                 raise _EnvironmentError from error
-            self.info.update(tool_timeouts=len(calls), tool_errors=len(calls))
-            return Step([tool_message(call, f"{call.name} took longer than {limit:g} s", True) for call in calls])
+            answers = [tool_message(call, f"{call.name} took longer than {limit:g} s", True) for call in calls]
+            step = Step(answers, info={"tool_timeouts": len(calls), "tool_errors": len(calls)})
         except EngineError:  # of a model that plays a user
             raise
         except Exception as error:
             raise _EnvironmentError from error
         self.info.update({name: value for name, value in step.info.items() if isinstance(value, int)})
+        if self.act.limits.retry.tool_timeouts and step.info.get("tool_timeouts"):
+            raise _EnvironmentError from InfrastructureError(f"{calls[0].name} or a later call exceeded limits.tool_s")
         return self._cut(step)
 
     def _cut(self, step: Step) -> Step:
@@ -384,7 +387,9 @@ class EpisodeRun:
 
     def _fail(self, error: BaseException | None) -> None:
         assert error is not None
-        self.termination, self.score = Termination.ENV_ERROR, None
+        outside = isinstance(error, InfrastructureError) or getattr(error, "infrastructure", False)
+        self.termination = Termination.INFRA_ERROR if outside else Termination.ENV_ERROR
+        self.score = None
         self.error = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARS:]
 
     @property

@@ -1,6 +1,37 @@
 """How many episodes are under way at once, and how long each part of one may take."""
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field
+
+from agentrl.schemas.annotations import ADDED
+
+_LONGEST_PAUSE_S = 300.0
+
+
+class Retry(BaseModel):
+    """How often an episode is begun again that failed by no doing of the policy: its environment, a tool's server, the
+    sandbox, an endpoint or the network did. It is sampled with the same seed, and what an attempt would only repeat (a
+    request that is refused, a replay that diverged) is not begun again."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    attempts: int = Field(2, ge=1, description="of one episode in all; 1: none is made again")
+    backoff_s: float = Field(
+        1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds before the second attempt; each later wait is twice as long",
+    )
+    tool_timeouts: bool = Field(
+        False,
+        description="a tool that takes longer than tool_s fails the attempt, as infra_error; false: the policy reads "
+        "that it took too long",
+    )
+
+    def pause(self, failed: int) -> float:
+        """Seconds to wait after the attempt number ``failed``, from 1."""
+        return float(min(_LONGEST_PAUSE_S, self.backoff_s * 2 ** min(failed - 1, 32)))
 
 
 class Limits(BaseModel):
@@ -29,6 +60,9 @@ class Limits(BaseModel):
     )
     processes: int = Field(
         0, ge=0, description="synchronous environments act in this many processes, one per episode; 0: in threads"
+    )
+    retry: Annotated[Retry, ADDED] = Field(
+        Retry(), description="how often an episode is begun again that failed by no doing of the policy"
     )
 
 

@@ -6,15 +6,16 @@ from typing import Any
 
 from agentrl.engines.base import Usage
 from agentrl.rollouts.exploring import RESAMPLED
-from agentrl.schemas.trajectory import Termination
+from agentrl.schemas.trajectory import INFRASTRUCTURE, Termination
 
 LIMITS = (Termination.MAX_TOKENS, Termination.MAX_STEPS, Termination.MAX_CONTEXT, Termination.TIME_LIMIT)
 """Ends that a limit brought about, not the policy."""
 
 
 def shares_of_ends(ends: Iterable[str]) -> dict[str, float]:
-    """Shares of rollouts that were ``limited`` and of those with ``format_errors``; 0 without rollouts."""
-    counts = Counter(ends)
+    """Shares of rollouts that were ``limited`` and of those with ``format_errors``; 0 without rollouts. Those that
+    failed by no doing of the policy are left out."""
+    counts = Counter(end for end in ends if end not in INFRASTRUCTURE)
     total = max(1, counts.total())
     return {
         "limited": sum(counts[end] for end in LIMITS) / total,

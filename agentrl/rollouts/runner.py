@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from inspect import iscoroutinefunction
+from itertools import count
 from typing import Any, Self, TypeVar
 
 from agentrl.chat.probes import check_asking
@@ -51,9 +52,11 @@ class RolloutRunner:
 
     ``rewards`` are added to the environments'. ``counts`` says what went wrong so far: environments that failed, tools
     that took too long or raised, observations that were cut, rows that a reward could not grade (``ungraded``);
-    ``first`` is an episode for each of what went wrong in episodes, with the last line of its error if it has one. An
-    engine without token ids needs no ``policy``. ``explore`` says how rollouts explore; ``teacher`` is the engine of
-    whom attempts have ``advised`` turns, in place of the environment.
+    ``first`` is an episode for each of what went wrong in episodes, with the last line of its error if it has one.
+    ``tries`` counts ``attempts``. An engine without token ids needs no ``policy``. ``explore`` says how rollouts
+    explore; ``teacher`` is the engine of whom attempts have ``advised`` turns, in place of the environment.
+    ``on_failed`` is told, in a thread, of the rows of an attempt that failed by no doing of the policy and is made
+    again, as ``limits.retry`` says.
 
     As a context manager it does all its work on one event loop, in a thread of its own, so that connections stay open
     between calls, and closes the engine and the environments at the end, also after an error or Ctrl-C. Otherwise the
@@ -71,6 +74,7 @@ class RolloutRunner:
         on_progress: OnProgress | None = None,
         explore: Explore = NO_EXPLORATION,
         teacher: Engine | None = None,
+        on_failed: OnRows | None = None,
     ) -> None:
         if policy is None and engine.exact:
             raise ValueError("an engine with token ids needs the policy's tokenizer; give the policy")
@@ -85,7 +89,9 @@ class RolloutRunner:
         self.on_progress = on_progress
         self.explore = explore
         self.teacher = teacher
+        self.on_failed = on_failed
         self.counts: Counter[str] = Counter()
+        self.tries: Counter[str] = Counter()
         self.first: dict[str, str] = {}
         self._replayed: set[str] = set()
         self._loop: Background | None = None
@@ -241,24 +247,40 @@ class RolloutRunner:
         return places[name]
 
     async def _episode(self, act: Act, job: NumberedAttempt, environment: Environment, source: str) -> list[Trajectory]:
-        attempt = job.attempt
+        """The rows of an episode; one that fails by no doing of the policy is begun again."""
+        attempt, retry = job.attempt, act.limits.retry
         if act.sampling.compress and (attempt.prefix or attempt.advised is not None):
             raise ValueError("sampling.compress is for episodes from their beginning; continue rows without it")
-        session = self.engine.open((job.number,), root=f"{attempt.group_id}{attempt.hint}")
-        run = EpisodeRun(act, environment, attempt, session, job.seed, job.deadline)
-        try:
-            await run.run()
-        finally:
-            run.session.end()
+        for number in count(1):
+            self.tries["attempts"] += 1
+            session = self.engine.open((job.number,), root=f"{attempt.group_id}{attempt.hint}")
+            run = EpisodeRun(act, environment, attempt, session, job.seed, job.deadline)
+            try:
+                await run.run()
+            finally:
+                run.session.end()
+            if not run.error or run.lasting or number >= retry.attempts:
+                break
+            self._count(job.name, run, {"retried": 1})
+            if self.on_failed:
+                await asyncio.to_thread(self.on_failed, self._rows(job.name, run, source))
+            await asyncio.sleep(retry.pause(number))
         wrong = {name: run.info[name] for name in COUNTED if run.info[name]}
         if run.diverged or run.error:
             wrong[DIVERGED if run.diverged else f"{run.termination}s"] = 1
-        self.counts.update(wrong)
-        reason = ": ".join([job.name, *run.error.strip().splitlines()[-1:]])
-        for name in wrong:
-            self.first.setdefault(name, reason)
+        self._count(job.name, run, wrong)
         await self._check_replay(run)
-        rows = [self._trajectory(job.name, run, index, segment, source) for index, segment in enumerate(run.segments)]
+        return self._rows(job.name, run, source)
+
+    def _count(self, name: str, run: EpisodeRun, wrong: Mapping[str, int]) -> None:
+        """Count what went ``wrong`` in an episode, and keep the first reason of each."""
+        self.counts.update(wrong)
+        reason = ": ".join([name, *run.error.strip().splitlines()[-1:]])
+        for what in wrong:
+            self.first.setdefault(what, reason)
+
+    def _rows(self, name: str, run: EpisodeRun, source: str) -> list[Trajectory]:
+        rows = [self._trajectory(name, run, index, segment, source) for index, segment in enumerate(run.segments)]
         rows = rows if run.replaced is None else [held_back(row, *run.replaced) for row in rows]
         return rows if run.attempt.advised is None else [advised_alone(row, run.advised) for row in rows]
 

@@ -16,10 +16,12 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.schemas.trajectory import InfrastructureError
+
 Stop = Literal["wall_time", "cpu_time", "memory", "output"]
 
 
-class SandboxError(RuntimeError):
+class SandboxError(InfrastructureError):
     """There is no sandbox to run in. The message says what to install or to set."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.source import Row
 from agentrl.schemas.json_text import writer
-from agentrl.schemas.trajectory import NOT_TRAINED, Role, Termination, Trajectory
+from agentrl.schemas.trajectory import INFRASTRUCTURE, NOT_TRAINED, Role, Termination, Trajectory
 
 CARRIED = (
     *("trajectory_id", "episode_id", "segment", "agent", "task_id", "group_id", "sample_index", "parent_id", "source"),
@@ -68,7 +68,8 @@ def make_row(
     ``fields``, of which None counts as not given. ``origin`` has columns of the origin, which a row with ``extra``
     brings itself; without them the id is ``trajectory_id``, else that of the task, and the model is the policy. Without
     an outcome the row is unscored. Log-probs may be None. ``n_tool_errors``, if it is not given, counts the messages
-    that are errors. Raises ValueError if there is no message, or nothing in any.
+    that are errors. A row that failed by no doing of the policy is unscored; a tag says which reward its source gave.
+    Raises ValueError if there is no message, or nothing in any.
     """
     for message in messages:
         if message.get("content") or message.get("tool_calls") or message.get("reasoning"):
@@ -88,6 +89,9 @@ def make_row(
         row["task_id"] = task_id(source, task, _opening(messages) if task_content is None else task_content)
     if "termination" not in row:
         row["termination"] = _termination(messages)
+    if row["termination"] in INFRASTRUCTURE and {row.get("reward"), row.get("success")} != {None}:
+        row["tags"] = [*row.get("tags", ()), f"excluded_reward:{row.get('reward')}"]
+        row |= {"reward": None, "success": None}
     if "n_tool_errors" not in row and (errors := sum(message.get("error") is True for message in messages)):
         row["n_tool_errors"] = errors
     if "trajectory_id" in row:

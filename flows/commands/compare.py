@@ -68,7 +68,8 @@ def _print(comparison: "Comparison", described: dict[str, Any]) -> None:
     out.print(table)
     for arm in described["arms"]:
         if arm["unscored"]:
-            out.print(f"{arm['arm']}: {arm['unscored']} rows without an outcome are left out", markup=False)
+            failed = f", {arm['excluded']} of which failed by no doing of the policy" if arm["excluded"] else ""
+            out.print(f"{arm['arm']}: {arm['unscored']} rows without an outcome are left out{failed}", markup=False)
     for contrast in described["differences"]:
         out.print(contrast["verdict"], markup=False, highlight=False, soft_wrap=True)
         for seed in contrast["by_seed"]:

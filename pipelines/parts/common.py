@@ -1,7 +1,8 @@
 """What stages that sample from a policy or train it share: loading the policy, and finding its environment."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +15,7 @@ from agentrl.models.tiny import DEFAULT_SIZE, TinySize
 from agentrl.pipelines.file.fields import leaves
 from agentrl.pipelines.file.readiness import lacks_template
 from agentrl.pipelines.handles import Model, Trajectories
+from agentrl.pipelines.parts.failed_attempts import FailedAttempts
 from agentrl.pipelines.stage import Context, External, StageConfig, reveal
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
@@ -149,6 +151,7 @@ def start_policy(
     return policy
 
 
+@contextmanager
 def rollout_runner(
     context: Context,
     policy: "Policy | None",
@@ -161,11 +164,11 @@ def rollout_runner(
     sampler: "Policy | None" = None,
     explore: Explore = NO_EXPLORATION,
     teacher: "Engine | None" = None,
-) -> "RolloutRunner":
+) -> "Iterator[RolloutRunner]":
     """A policy in the environments of ``tasks``; ``rewards`` are added to those of the environments. ``report`` shows
     episodes as progress. ``sampler`` is a copy of the policy with a model of the engine's own, if the policy is changed
-    while it samples. ``explore`` and ``teacher`` are those of :class:`agentrl.rollouts.runner.RolloutRunner`. Use it in
-    ``with``, which closes the engines.
+    while it samples. ``explore`` and ``teacher`` are those of :class:`agentrl.rollouts.runner.RolloutRunner`. Attempts
+    that fail and are made again are kept. At the end the engines are closed.
 
     Raises ModelMismatchError if the embedded engine does not give the model's own log-probs, and ValueError if no stage
     chose an environment.
@@ -182,7 +185,11 @@ def rollout_runner(
         context.keep_tokenizer(policy)
     tell = _progress(context) if report else None
     built = engine.build(sampler or policy)
-    return RolloutRunner(policy, built, places, sampling, rewards, limits, tell, explore, teacher)
+    with (
+        FailedAttempts(context) as failed,
+        RolloutRunner(policy, built, places, sampling, rewards, limits, tell, explore, teacher, failed) as runner,
+    ):
+        yield runner
 
 
 def secrets_of(configs: "Sequence[object]") -> list[str]:

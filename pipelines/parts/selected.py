@@ -18,7 +18,7 @@ from agentrl.pipelines.parts.common import warn_of_splits
 from agentrl.rollouts.corrections import SOURCE as CORRECTED
 from agentrl.rollouts.exploring import RESAMPLED
 from agentrl.schemas.training import TRAINING_SCHEMA
-from agentrl.schemas.trajectory import NOT_TRAINED, Message, Trajectory
+from agentrl.schemas.trajectory import INFRASTRUCTURE, NOT_TRAINED, Message, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Speaker
@@ -34,6 +34,7 @@ SCALARS = (
     "tags",
     "sampling",
     "tokenizer",
+    "termination",
 )
 BATCH_TOKENS, BATCH_ROWS = 2**21, 8192
 """The most tokens and rows that a training stage holds at once, apart from the rows of a step."""
@@ -73,7 +74,8 @@ class Tokens(NamedTuple):
 
 class Selected:
     """Rows of several selections, in order, with ``weights`` [rows]. Rows that are tagged as not trained on (a judge's,
-    a fixed opponent's) are left out, and a warning says how many. Another one says how many are not of the train split.
+    a fixed opponent's) are left out, and those that failed by no doing of the policy; warnings say how many of each.
+    Another one says how many are not of the train split.
     ``scalars`` has the columns :data:`SCALARS` up to ``n_tokens``, and ``more``."""
 
     def __init__(self, selections: list[Trajectories], more: Sequence[str] = ()) -> None:
@@ -87,17 +89,25 @@ class Selected:
         tagged = tags.value_parent_indices().filter(pc.equal(tags.flatten(), NOT_TRAINED))
         trained = np.ones(len(scalars), dtype=bool)
         trained[tagged.to_numpy()] = False
+        ends = pa.array(INFRASTRUCTURE, pa.string())
+        failed = pc.is_in(scalars["termination"].combine_chunks().cast(pa.string()), ends).to_numpy(
+            zero_copy_only=False
+        )
         again = tags.value_parent_indices().filter(pc.starts_with(tags.flatten(), f"{RESAMPLED}:"))
         self._resampled = np.zeros(len(scalars), dtype=bool)
         self._resampled[again.to_numpy()] = True
-        kept = np.flatnonzero(trained)
-        if left := len(scalars) - len(kept):
+        kept = np.flatnonzero(trained & ~failed)
+        if left := int((~trained).sum()):
             warnings.warn(
                 f"{left} of {len(scalars)} rows are tagged {NOT_TRAINED!r} and are not trained on", stacklevel=3
             )
+        if left := int((trained & failed).sum()):
+            warnings.warn(
+                f"{left} of {len(scalars)} rows failed by no doing of the policy and are not trained on", stacklevel=3
+            )
         tokenizers = scalars["tokenizer"].combine_chunks().dictionary_encode()
         self._tokenizers, self._tokenizer = tokenizers.dictionary.to_pylist(), tokenizers.indices.to_numpy()
-        unasked = [name for name in ("split", "tags", "sampling", "tokenizer") if name not in more]
+        unasked = [name for name in ("split", "tags", "sampling", "tokenizer", "termination") if name not in more]
         self.scalars, self.weights = scalars.drop_columns(unasked), weights.astype(np.float64)
         settings = scalars["sampling"].combine_chunks().dictionary_encode()
         plain = np.array([plainly_drawn(setting) for setting in settings.dictionary.to_pylist()], dtype=bool)

@@ -26,7 +26,7 @@ class Comparison:
     """``arms`` in the order in which they were named; each one after the first is compared with the first. ``gains``
     says of each of these what it gained over the control for sharpening, which is the first at its best temperature,
     with its seeds pooled and of each seed; it is empty if the arms are no evaluations of policies. ``notes`` say what
-    was left out."""
+    was left out, and which evaluations many attempts of failed by no doing of the policy."""
 
     arms: list[Arm]
     keys: list[str]
@@ -94,6 +94,7 @@ class Comparison:
                     "settings": arm.varied,
                     "tasks": len({task for run in arm.runs for task in run.outcomes}),
                     "unscored": sum(run.unscored for run in arm.runs),
+                    "excluded": sum(run.excluded for run in arm.runs),
                     "success": vars(arm.estimate),
                     "by_seed": [
                         {"seed": seed, "artifact": run.label, "success": fmean(run.outcomes.values())}
@@ -205,7 +206,9 @@ def compare(catalog: Catalog, names: Sequence[str], *, greedy: bool = False) -> 
     manifests = {(m.ingredients.stage, m.fingerprint): m for each, _ in named for m in each}
     handles = [attempts_of(catalog, buffer, manifest) for manifest in manifests.values()]
     comparison = compared([measure(catalog, handle, greedy=greedy) for handle in handles])
-    return replace(with_gains(catalog, comparison), notes=[note for _, note in named if note], greedy=greedy)
+    doubts = [run.doubtful for arm in comparison.arms for run in arm.runs]
+    notes = [note for note in (*(note for _, note in named), *doubts) if note]
+    return replace(with_gains(catalog, comparison), notes=notes, greedy=greedy)
 
 
 def compared(measured: Sequence[Measured]) -> Comparison:

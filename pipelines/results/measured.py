@@ -13,6 +13,7 @@ from agentrl.pipelines.results.lineage import Lineage, lineage
 from agentrl.pipelines.run.execute import open_output
 from agentrl.schemas.manifest import InputRecord, Kind, Manifest
 from agentrl.schemas.trajectory import CONTROL
+from agentrl.statistics.excluded import excluded, said_of_excluded
 
 Task = tuple[str, str, str]
 """(environment, task id, prompt): the seeds of two arms may have drawn different tasks under one id."""
@@ -33,10 +34,18 @@ class Measured:
     unscored: int = 0
     counts: Mapping[Task, tuple[int, int]] = field(default_factory=dict)
     """Attempts at each task, and how many of them succeeded."""
+    excluded: int = 0
+    """Of the unscored rows, those that failed by no doing of the policy."""
 
     @property
     def label(self) -> str:
         return f"{self.manifest.ingredients.stage}/{self.manifest.fingerprint[:8]}"
+
+    @property
+    def doubtful(self) -> str:
+        """What the outcomes are worth, if many attempts failed by no doing of the policy; else the empty text."""
+        doubt = said_of_excluded(self.excluded, self.unscored + sum(attempts for attempts, _ in self.counts.values()))
+        return f"{self.label}: {doubt}" if doubt else ""
 
 
 def has_outcomes(manifest: Manifest) -> bool:
@@ -51,7 +60,7 @@ def attempts_of(catalog: Catalog, buffer: TrajectoryBuffer, manifest: Manifest) 
     return handle
 
 
-ROWS = ("env", "task_id", "prompt", "success", "tags", "segment")
+ROWS = ("env", "task_id", "prompt", "success", "tags", "segment", "termination")
 
 
 def drawn_as(rows: Sequence[Mapping[str, Any]], decoding: str) -> list[Mapping[str, Any]]:
@@ -93,7 +102,8 @@ def measure(catalog: Catalog, handle: Trajectories, *, greedy: bool = False) -> 
     unscored = sum(row["success"] is None for row in rows)
     outcomes = {task: successes / attempts for task, (attempts, successes) in counts.items()}
     models = [record.stage for record in root.manifest.ingredients.inputs.get("model", [])]
-    return Measured(root.manifest, (models or [handle.stage])[0], outcomes, settings_of(root), unscored, counts)
+    failed = excluded(row["termination"] for row in rows if row["success"] is None)
+    return Measured(root.manifest, (models or [handle.stage])[0], outcomes, settings_of(root), unscored, counts, failed)
 
 
 def settings_of(root: Lineage) -> dict[KeyPath, Any]:

@@ -1,9 +1,10 @@
 """The stages that measure a policy, and compare what was measured."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
@@ -30,14 +31,14 @@ from agentrl.pipelines.parts.measures import (
     parts,
     summary,
 )
-from agentrl.pipelines.parts.outcomes import out_of_context, record_failures, warn_of_ends
+from agentrl.pipelines.parts.outcomes import out_of_context, record_excluded, record_failures, warn_of_ends
 from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
 from agentrl.rewards import Components
 from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.segments import by_episode, episode_of, whole
 from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.task import Task
-from agentrl.schemas.trajectory import CONTROL
+from agentrl.schemas.trajectory import CONTROL, INFRASTRUCTURE
 from agentrl.schemas.trajectory import Trajectory as Row
 
 if TYPE_CHECKING:
@@ -113,8 +114,8 @@ def evaluate(
     of calls that fit a tool's schema), format_errors, violations_per_1000, and the shares of rollouts that failed by
     each of :data:`agentrl.pipelines.parts.measures.FAILURES`. The policy is the model, or if the engine is an
     endpoint, what is behind it: then prompt_tokens, completion_tokens, cost_usd and latency_s too. Episodes whose
-    environment failed are in none of them; the metrics count them as ``unscored``. ``trajectories`` leaves out attempts
-    at dev tasks.
+    environment failed are in none of them; the metrics count them as ``unscored``, and if there are some, results have
+    their number in ``excluded``. ``trajectories`` leaves out attempts at dev tasks.
     """
     policy, rows, others = policy_of(model, config.engine), tasks.read(), dev.read() if dev else None
     if others is not None:
@@ -142,6 +143,7 @@ def evaluate(
         for row in _results(
             measurement,
             _scored(context, config, measurement, optimum),
+            _excluded(context, measurement),
             search_result if measurement.decoding == "sampled" else None,
         )
     ]
@@ -198,8 +200,9 @@ def _scored(
 ) -> list[Attempted]:
     """What counts of the rollouts of a measurement that could be scored; what is wrong with the others is counted.
     Raises ValueError if none could be."""
-    table = context.buffer.read(list(measurement.attempts), ["success", "termination"])
+    table = context.buffer.read(list(measurement.attempts), ["task_id", "success", "termination"])
     warn_of_ends(table, f"{measurement.decoding} rollouts")
+    record_excluded(context, table, f"{measurement.decoding} rollouts")
     if config.compress:
         count(context, {"out_of_context": out_of_context(table)})
     count(context, {"unscored": table["success"].null_count} if table["success"].null_count else {})
@@ -213,12 +216,23 @@ def _scored(
     return measured
 
 
+def _excluded(context: Context, measurement: DecodedAttempts) -> Counter[tuple[str, int]]:
+    """How many attempts failed by no doing of the policy, by the environments and levels of results."""
+    ends = context.buffer.read(list(measurement.attempts), ["env", "level", "termination"]).to_pylist()
+    failed = [(row["env"], row["level"]) for row in ends if row["termination"] in INFRASTRUCTURE]
+    return Counter(part for env, level in failed for part in product((EVERY, env), (-1, level)))
+
+
 def _results(
-    measurement: DecodedAttempts, measured: Sequence[Attempted], search_result: SearchedTasks | None
+    measurement: DecodedAttempts,
+    measured: Sequence[Attempted],
+    failed: Mapping[tuple[str, int], int],
+    search_result: SearchedTasks | None,
 ) -> Iterator[dict[str, Any]]:
     """A row of results for each environment and level, with what a search ``found``."""
     for (env, level), part in parts(measured).items():
         more = search_result.of(env, level) if search_result else {}
+        more = {**more, "excluded": failed[env, level]} if failed else more
         which = {"decoding": measurement.decoding, "temperature": measurement.temperature, "env": env, "level": level}
         yield {**which, **summary(part), **more}
 

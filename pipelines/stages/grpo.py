@@ -26,7 +26,7 @@ from agentrl.pipelines.methods.distill.teaching import TeacherConfig, Teaching, 
 from agentrl.pipelines.methods.echo.observed import Observe, weighing
 from agentrl.pipelines.parts.budget import Compressing, check_room
 from agentrl.pipelines.parts.common import REWARDS, load_policy, rollout_runner, warn_of_splits
-from agentrl.pipelines.parts.outcomes import ENDS, MOST, record_failures, warn_of_shares
+from agentrl.pipelines.parts.outcomes import ENDS, MOST, record_excluded_of, record_failures, warn_of_shares
 from agentrl.pipelines.stage import Context, stage
 from agentrl.pipelines.stages.checkpoints import BATCHES, Checkpoints, Keeper, number_of
 from agentrl.pipelines.stages.online_log import OnlineLog
@@ -336,6 +336,7 @@ def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", keeper:
         groups=loop.tickets.next,
     )
     record_failures(context, loop.runner)
+    record_excluded_of(context, state.metrics, loop.made)
     tables = [with_tokens(path) for path in sorted(keeper.batches.glob("*.parquet"))]
     # an earlier run may not have recorded tokens, and an iteration without rows lacks a second stream
     batches = pa.concat_tables(tables, promote_options="default")

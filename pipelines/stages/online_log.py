@@ -1,17 +1,16 @@
 """The log of an online run: the buffer has its rollouts, and the stage's scratch folder what it trains on."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from agentrl.pipelines.parts.row_files import read_rows, write_rows
 from agentrl.pipelines.stage import Context
 from agentrl.pipelines.stages.checkpoints import BATCHES, DEV, number_of
 from agentrl.rollouts.segments import episode_of
-from agentrl.schemas.arrow import from_table, to_table
-from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.online.recorded import Recorded
@@ -42,18 +41,10 @@ class OnlineLog:
         return {name: sorted(each, key=lambda row: row.segment) for name, each in by_name.items()}
 
     def under_way(self, names: Sequence[str]) -> dict[str, list[Trajectory]]:
-        return {name: self._read(name) for name in names if name in self._kept}
+        return {name: read_rows(self._path(name)) for name in names if name in self._kept}
 
     def keep(self, rows: Sequence[Trajectory]) -> None:
-        path = self._path(rows[0].episode_id)
-        partial = path.with_suffix(".partial")
-        with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, TRAJECTORY_SCHEMA) as writer:
-            writer.write_table(to_table(rows, TRAJECTORY_SCHEMA))
-        os.replace(partial, path)
-
-    def _read(self, name: str) -> list[Trajectory]:
-        with pa.OSFile(str(self._path(name)), "rb") as file:
-            return list(from_table(Trajectory, pa.ipc.open_file(file).read_all()))
+        write_rows(self._path(rows[0].episode_id), rows)
 
     def _path(self, name: str) -> Path:
         return self.kept / f"{name}.arrow"

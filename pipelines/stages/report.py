@@ -14,11 +14,15 @@ from agentrl.pipelines.printable import markdown, markdown_code, printable
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.pipelines.stages.tags import by_tag
 from agentrl.schemas.trajectory import CONTROL, Role
+from agentrl.statistics.excluded import said_of_excluded
 
 if TYPE_CHECKING:
     from agentrl.pipelines.results.gains import Gain
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
+AGAIN, GIVEN_UP = ("retried",), ("env_errors", "infra_errors")
+"""Metrics of evaluations: attempts that were made again, and episodes whose last attempt failed too."""
+
 BLUE, ORANGE, GREY = "#2563eb", "#ea580c", "#94a3b8"
 
 
@@ -70,6 +74,7 @@ def training_report(
         "details": _details([row for row in overall if row["decoding"] == "sampled"]),
         "coverage": _coverage(context, metrics, curves),
         "warnings": _worse(context, evaluations),
+        "failed": _failed(context, evaluations, overall),
         "sweeps": _sweeps(context, attempts),
         "by_tag": by_tag([row for table in tags for row in table.table().to_pylist()]),
         "plots": {
@@ -164,6 +169,30 @@ def _worse(context: Context, evaluations: list[Table]) -> list[str]:
     for loss in losses:
         warnings.warn(loss, stacklevel=2)
     return losses
+
+
+def _failed(context: Context, evaluations: list[Table], overall: list[dict[str, Any]]) -> list[str]:
+    """What failed in evaluations by no doing of the policy: how often attempts were made again and given up, and which
+    rates are doubtful; the latter are warnings of the stage too."""
+    from agentrl.datastore.artifacts.catalog import Catalog
+
+    catalog, told = Catalog(context.buffer.store), []
+    for table in evaluations:
+        manifest = catalog.manifest(table.stage, table.fingerprint)
+        counts = manifest.metrics if manifest else {}
+        again, given_up = (sum(int(counts.get(name) or 0) for name in names) for names in (AGAIN, GIVEN_UP))
+        if again or given_up:
+            attempts = int(counts.get("attempts") or 0)
+            told.append(
+                f"{table.stage}: of {attempts} attempts, {again} failed by no doing of the policy and were made again, "
+                f"and {given_up} were given up; they are in no rate"
+            )
+    for row in overall:
+        number = int(row.get("excluded") or 0)
+        if doubt := said_of_excluded(number, number + int(row.get("attempts") or 0)):
+            told.append(f"{row['policy']}, {row['decoding']}: {doubt}")
+            warnings.warn(told[-1], stacklevel=2)
+    return told
 
 
 def _gains(context: Context, evaluations: list[Table]) -> "dict[str, Gain]":

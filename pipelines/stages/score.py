@@ -16,12 +16,12 @@ from agentrl.pipelines.parts.common import secrets_of
 from agentrl.pipelines.parts.stored_tasks import KnownTasks, TaskKey, key_of
 from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
 from agentrl.rewards import Components
-from agentrl.rewards.component import Reward, check_shares, graded
+from agentrl.rewards.component import Reward, Scored, check_shares, graded
 from agentrl.rollouts.segments import by_episode, whole
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.score import SCORE_SCHEMA, TrajectoryScore
 from agentrl.schemas.task import Task
-from agentrl.schemas.trajectory import Trajectory
+from agentrl.schemas.trajectory import INFRASTRUCTURE, Trajectory
 
 AT_ONCE = 256
 """Trajectories that are read and scored at once, and kept if the stage is killed."""
@@ -114,7 +114,7 @@ async def _scored(
 ) -> list[TrajectoryScore]:
     by_id = {row.trajectory_id: row for row in rows}
     groups = [by_episode(by_id[name] for name in group) for group in batch]
-    work = [graded([*map(whole, group)], _task(group[0][0], known, has_tasks), rewards) for group in groups]
+    work = [_graded([*map(whole, group)], _task(group[0][0], known, has_tasks), rewards) for group in groups]
     try:
         results = await asyncio.gather(*work)
     finally:
@@ -132,6 +132,19 @@ async def _scored(
         for group, scored in zip(groups, results, strict=True)
         for episode, result in zip(group, scored, strict=True)
         for row in episode
+    ]
+
+
+async def _graded(episodes: Sequence[Trajectory], task: Task, rewards: Sequence[Reward]) -> list[Scored]:
+    """What each episode of a group gets. Those that failed by no doing of the policy get nothing, and are compared with
+    none."""
+    tried = [row for row in episodes if row.termination not in INFRASTRUCTURE]
+    given = iter(await graded(tried, task, rewards) if tried else [])
+    return [
+        Scored(None, [], f"it ended by {row.termination}, which is no doing of the policy")
+        if row.termination in INFRASTRUCTURE
+        else next(given)
+        for row in episodes
     ]
 
 

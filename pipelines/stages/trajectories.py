@@ -20,15 +20,22 @@ from agentrl.pipelines.handles import Model, NoteTable, Scores, Tasks, Trajector
 from agentrl.pipelines.parts.budget import CompressingSampling, check_room
 from agentrl.pipelines.parts.common import REWARDS, count, environment, policy_of, refuse_measured, rollout_runner
 from agentrl.pipelines.parts.in_context import InContext, Showing
-from agentrl.pipelines.parts.outcomes import FEW, out_of_context, record_failures, warn_of_demonstrations, warn_of_ends
+from agentrl.pipelines.parts.outcomes import (
+    FEW,
+    out_of_context,
+    record_excluded,
+    record_failures,
+    warn_of_demonstrations,
+    warn_of_ends,
+)
 from agentrl.pipelines.parts.retries import Tried, retried, to_retry, tried
 from agentrl.pipelines.parts.scores import ByScorer, under
 from agentrl.pipelines.parts.shards import Shards
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.rewards import Rewards
-from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.rollouts.demonstrations import Demonstrations
 from agentrl.rollouts.exploring import Explore
-from agentrl.rollouts.limits import Limits
+from agentrl.rollouts.limits import Limits, Retry
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
 from agentrl.rollouts.rationalize import HINT
 from agentrl.rollouts.segments import by_episode
@@ -48,6 +55,9 @@ class SynthesizeConfig(StageConfig):
     )
     hint: str = Field(HINT, description="appended to the opening; {answer} stands for the ground truth")
     context: InContext = Field([])
+    retry: Annotated[Retry, ADDED] = Field(
+        Retry(), description="how often a demonstration is begun again whose environment failed"
+    )
 
 
 @stage("trajectories.synthesize", version=1)
@@ -66,18 +76,20 @@ def synthesize(
     showing = Showing(config.context, notes, estimate_tokens, experience)
     random = Random(f"coverage-{context.seed}")
     covered = [task for task in tasks.read() if random.random() < config.coverage]
-    rows = []
+    rows, expert = [], Demonstrations(config.retry, context.seed, config.noise)
     for number, task in enumerate(covered):
         hint = config.hint if random.random() < config.hinted else ""
         name, shown = context.trajectory_id(number), showing(task)
         both = " ".join(filter(None, [hint, shown.template]))
-        row = demonstrate(environment(context, task.env), task, config.noise, context.seed, name, both)
-        rows.append(row.model_copy(update={"tags": [*row.tags, *shown.tags]}))
+        if (row := expert.of(environment(context, task.env), task, name, both)) is not None:
+            rows.append(row.model_copy(update={"tags": [*row.tags, *shown.tags]}))
+    if expert.error is not None and not rows:
+        raise expert.error
     context.append(rows)
-    count(context, showing.counts)
+    count(context, showing.counts + expert.counts)
     successes = sum(row.scored_success() for row in rows)
     context.metrics.update(rows=len(rows), success=successes / max(1, len(rows)))
-    warn_of_demonstrations(rows, successes)
+    warn_of_demonstrations(rows, successes, expert)
     return context.select()
 
 
@@ -160,6 +172,7 @@ def sample(
     if config.sampling.compress:
         context.metrics.update(segments=made.num_rows, out_of_context=out_of_context(outcome))
     warn_of_ends(outcome)
+    record_excluded(context, outcome)
     unscored = outcome["success"].null_count
     count(context, {"unscored": unscored} if unscored else {})
     solved = set(outcome.filter(outcome["success"])["task_id"].to_pylist())

@@ -127,6 +127,9 @@ SICK: dict[str, Case] = {
     ),
     "low effective sample size": replace(HEALTHY, metrics=steps(ess=lambda x: 0.5 - 0.5 * x)),
     "gap between train and held-out": replace(HEALTHY, heldout=(30, 100)),
+    "many attempts failed by no doing of the policy": replace(
+        HEALTHY, failed=[{"trajectory_id": f"t-{n}", "termination": "env_error"} for n in range(ROLLOUTS // 10)]
+    ),
 }
 
 

@@ -15,11 +15,12 @@ from json_server import JsonHandler, serving
 from agentrl.engines.base import EngineError, Sampling
 from agentrl.engines.configs import OpenAIConfig
 from agentrl.engines.openai import OpenAIEngine
-from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
+from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits, Retry
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.schemas.trajectory import Role, Termination, Trajectory
 
 SAMPLING = Sampling(max_turn_tokens=50, max_tokens=1000)
+ONCE = Retry(attempts=1)
 
 
 class Endpoint(ThreadingHTTPServer):
@@ -70,6 +71,9 @@ class Handler(JsonHandler):
 
     def _broken(self, request: dict[str, Any]) -> None:
         self.say({"error": {"message": "oops"}}, 500)
+
+    def _overloaded(self, request: dict[str, Any]) -> None:
+        self.say({"error": {"message": "overloaded"}}, 529)
 
     def _refused(self, request: dict[str, Any]) -> None:
         self.say({"error": {"message": "no such key"}}, 401)
@@ -145,7 +149,7 @@ def test_what_does_not_pass_names_the_endpoint_and_the_next_step(endpoint: Endpo
 
 def test_a_request_that_alone_fails_ends_its_own_episode(endpoint: Endpoint) -> None:
     endpoint.plan = ["filtered", "broken", "broken"]
-    rows, _ = play(endpoint, 6, limits=Limits(in_flight=1), retries=1)
+    rows, _ = play(endpoint, 6, limits=Limits(in_flight=1, retry=ONCE), retries=1)
     lost = [row for row in rows if row.termination is Termination.INFRA_ERROR]
     assert len(lost) == 2
     assert {(row.reward, row.success) for row in lost} == {(None, None)}
@@ -176,8 +180,14 @@ def test_a_server_that_asks_for_no_key_needs_none(endpoint: Endpoint, monkeypatc
 
 
 def test_a_turn_that_takes_too_long_is_cut(endpoint: Endpoint) -> None:
+    """The endpoint said nothing, which is no doing of the policy; an episode that is out of time is."""
     endpoint.plan = ["hang"]
-    [row], _ = play(endpoint, limits=Limits(turn_s=0.4))
+    row, fine = play(endpoint, 2, limits=Limits(in_flight=1, turn_s=0.4, retry=ONCE))[0]
+    assert (row.termination, row.n_steps, row.success) == (Termination.INFRA_ERROR, 0, None)
+    assert row.tags[0] == "infra_error: the engine gave nothing within limits.turn_s, 0.4 s"
+    assert fine.success
+    endpoint.plan = ["hang"]
+    [row], _ = play(endpoint, limits=Limits(episode_s=0.4))
     assert (row.termination, row.n_steps) == (Termination.TIME_LIMIT, 0)
 
 
@@ -190,7 +200,7 @@ def test_a_request_that_takes_too_long_is_sent_again(endpoint: Endpoint) -> None
     assert spent.retries == 1
     endpoint.plan = ["hang"]
     with pytest.raises(EngineError, match="timed out"):
-        play(endpoint, timeout_s=0.3, retries=0)
+        play(endpoint, timeout_s=0.3, retries=0, limits=Limits(retry=ONCE))
 
 
 def test_requests_are_limited_at_once_and_by_the_minute(endpoint: Endpoint) -> None:

@@ -23,6 +23,7 @@ from agentrl.environments.hosts import Threads
 from agentrl.environments.tools import schemas
 from agentrl.models.policy import Policy
 from agentrl.rollouts.in_flight import NumberedAttempt
+from agentrl.rollouts.limits import Retry
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
@@ -36,7 +37,8 @@ def policy() -> Policy:
 
 
 def runner(policy: Policy, environment: Any, seconds: float = 0.0, **limits: Any) -> RolloutRunner:
-    return RolloutRunner(policy, Speaker(policy.codec, seconds), environment, ROOM, limits=Limits(**limits))
+    once = Limits(retry=Retry(attempts=1), **limits)
+    return RolloutRunner(policy, Speaker(policy.codec, seconds), environment, ROOM, limits=once)
 
 
 def play(runner: RolloutRunner, *prompts: str, env: str = "shop") -> list[Trajectory]:

@@ -100,9 +100,9 @@ def test_judges_are_marked_and_unscored_traces_are_not_failed(tmp_path: Path) ->
     judge = trace(agent={"name": "judge", "trainable": False}, rewards={}, stop_condition="context_length")
     broken = trace(rewards={"exact": {"score": 0.0}}, errors=[{"type": "X", "message": "boom"}])
     rows = Read(tmp_path, "verifiers-v1", [{"id": "e", "traces": [judge, broken]}], ".jsonl").rows
-    assert [row.tags for row in rows] == [[NOT_TRAINED]] * 2 + [[]] * 2
+    assert [row.tags for row in rows] == [[NOT_TRAINED]] * 2 + [["excluded_reward:0.0"]] * 2
     assert (rows[0].reward, rows[0].termination) == (None, Termination.MAX_CONTEXT)
-    assert (rows[2].reward, rows[2].termination) == (0.0, Termination.INFRA_ERROR)
+    assert (rows[2].reward, rows[2].success, rows[2].termination) == (None, None, Termination.INFRA_ERROR)
 
 
 def test_nemo_gym(tmp_path: Path) -> None:

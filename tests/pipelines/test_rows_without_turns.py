@@ -34,7 +34,8 @@ def failed_at_reset(harness: Harness, model: Model, tasks: Tasks, monkeypatch: p
         return await reset(self, task)
 
     monkeypatch.setattr(Rooms, "reset", failing)
-    made = harness.run(sample, {"samples": 4, **LIMITS}, model=model, tasks=tasks)
+    config = {"samples": 4, **LIMITS, "limits": {"retry": {"attempts": 1}}}  # the failure is to stay
+    made = harness.run(sample, config, model=model, tasks=tasks)
     monkeypatch.undo()
     assert made.metrics["env_errors"] == 1
     return made["trajectories"]

@@ -20,7 +20,7 @@ from agentrl.rewards.answers import exact_match, truths
 from agentrl.rewards.verifiers import share_of_facts
 from agentrl.schemas.installation import install_hint
 from agentrl.schemas.task import Task
-from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall
+from agentrl.schemas.trajectory import InfrastructureError, Message, RewardComponent, Role, ToolCall
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -170,10 +170,13 @@ class McpEpisode:
 
     async def _asked(self, name: str, arguments: dict[str, Any]) -> Observation:
         from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
         try:
             result = await self._line.ask(lambda client: client.call_tool(name, arguments))
-        except MCPError as error:
+        except (MCPError, ConnectionError) as error:
+            if not isinstance(error, MCPError) or error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
+                raise InfrastructureError(f"{name}: the MCP server does not answer: {error}") from error
             return Observation(f"{name}: {error}", error=True)
         return Observation("\n".join(map(_text, result.content)), error=bool(result.is_error))
 

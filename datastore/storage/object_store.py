@@ -31,6 +31,9 @@ class ObjectStorage(Protocol):
     def read(self, key: str) -> bytes | None:
         """The object's bytes, or None if there is none."""
 
+    def size(self, key: str) -> int | None:
+        """The object's size in bytes, or None if there is none."""
+
     def tagged(self, key: str) -> tuple[bytes, str] | None:
         """The object's bytes and the tag of this version of it, or None if there is none."""
 
@@ -74,6 +77,12 @@ class LocalStorage:
         try:
             return (self.root / key).read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+
+    def size(self, key: str) -> int | None:
+        try:
+            return (self.root / key).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def tagged(self, key: str) -> tuple[bytes, str] | None:
@@ -185,6 +194,14 @@ class S3Storage:
     def read(self, key: str) -> bytes | None:
         tagged = self.tagged(key)
         return tagged[0] if tagged else None
+
+    def size(self, key: str) -> int | None:
+        import obstore
+
+        try:
+            return int(obstore.head(self._store, key)["size"])
+        except (FileNotFoundError, obstore.exceptions.NotFoundError):
+            return None
 
     def tagged(self, key: str) -> tuple[bytes, str] | None:
         import obstore

@@ -10,22 +10,19 @@ import json
 import random
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.errors import CorruptError, StoreError, one_line
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage, sync
-from agentrl.datastore.table.delta_log import LOG, commit_key
+from agentrl.datastore.table import checkpoints
+from agentrl.datastore.table.delta_log import commit_key
 from agentrl.datastore.table.delta_table import BufferTable
 from agentrl.datastore.table.open_writers import death
 from agentrl.datastore.table.writer import Action, FileWriter
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-
-CHECKPOINT_EVERY = 50
-"""Commits from one checkpoint to the next. At most so many files of the log are read to open the table."""
 
 
 def commit(
@@ -64,11 +61,11 @@ def commit(
         }
         # commitInfo comes last: a file that was cut short lacks it
         lines = [json.dumps(action, ensure_ascii=False) for action in [*actions, {"commitInfo": info_fields | info}]]
-        if _create(to.storage, version, "\n".join(lines).encode(), files):
+        body = "\n".join(lines).encode()
+        if _create(to.storage, version, body, files):
             break
         time.sleep(random.uniform(0, 0.01))
-    if version % CHECKPOINT_EVERY == 0:
-        _checkpoint(to)
+    checkpoints.committed(to, version, len(body))
     return version
 
 
@@ -113,37 +110,3 @@ def _settle(storage: LocalStorage | S3Storage, key: str, body: bytes) -> bool:
             "its files are kept. Do it again: what is in the table already is not done twice"
         ) from error
     return stored == body
-
-
-def _checkpoint(to: BufferTable) -> None:
-    """Write a checkpoint, which sums up the log in one file. Without it everything works, but slower, so an error is
-    only a warning."""
-    try:
-        _write_checkpoint(to)
-    except Exception as error:
-        warnings.warn(f"no checkpoint of the log of {to.uri} could be written: {one_line(error)}", stacklevel=2)
-
-
-def overdue_checkpoint(to: BufferTable) -> str:
-    """Write a checkpoint, if that of an earlier commit could not be written. Gives the reason if this one cannot be
-    either; empty if none is overdue any more."""
-    try:
-        last = int(json.loads(to.storage.read(f"{LOG}/_last_checkpoint") or b"")["version"])
-    except (ValueError, TypeError, KeyError):
-        last = 0
-    if to.open().version() - last < CHECKPOINT_EVERY:
-        return ""
-    try:
-        _write_checkpoint(to)
-    except Exception as error:
-        return one_line(error)
-    return ""
-
-
-def _write_checkpoint(to: BufferTable) -> None:
-    to.open().create_checkpoint()
-    if isinstance(to.storage, LocalStorage):
-        for name in ("*.checkpoint*.parquet", "_last_checkpoint"):  # the hint after the file that it names
-            for path in sorted((to.storage.root / LOG).glob(name))[-1:]:
-                sync(path)
-            sync(to.storage.root / LOG)

@@ -20,6 +20,8 @@ from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+    from agentrl.datastore.table.checkpoints import Tail
+
 VERSION_PROPERTY = "agentrl.schema_version"
 
 PROPERTIES = {
@@ -59,6 +61,8 @@ class BufferTable:
         self.options = storage_options(storage.uri)
         self.known: int | None = None
         """The version that :meth:`following` gave last; None before its first call."""
+        self.tail: Tail | None = None
+        """Commits since the last checkpoint, as this process has counted them; kept by the module for checkpoints."""
         self._newest: DeltaTable | None = None
         self._born: tuple[int, int] | None = None
         self._lock = threading.Lock()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from agentrl.datastore.errors import StoreError, UnfinishedError
-from agentrl.datastore.table.commit import commit, overdue_checkpoint
+from agentrl.datastore.table.checkpoints import overdue_checkpoint
+from agentrl.datastore.table.commit import commit
 from agentrl.datastore.table.delta_table import schema_version
 from agentrl.datastore.table.ids import bounds
 from agentrl.datastore.table.maintenance import alone, live_files, read_parts

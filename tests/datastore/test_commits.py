@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from store_rows import FP, build
 
-import agentrl.datastore.table.commit
+import agentrl.datastore.table.checkpoints
 from agentrl.datastore import StoreError, TrajectoryBuffer
 from agentrl.datastore.errors import InvalidRowsError
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
@@ -230,10 +230,11 @@ def test_compaction_converges_whatever_the_size_of_rows(tmp_path: Path, monkeypa
 
 
 def test_checkpoints_are_made_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agentrl.datastore.table.commit, "CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr(agentrl.datastore.table.checkpoints, "LEAST_BYTES", 1)
+    monkeypatch.setattr(agentrl.datastore.table.checkpoints, "SHARE", 2**40)  # one for every commit
     buffer = fill(tmp_path, 9, 2)
     log = tmp_path / "trajectories/_delta_log"
-    assert [int(path.name[:20]) for path in sorted(log.glob("*.checkpoint.parquet"))] == [4, 8]
+    assert [int(path.name[:20]) for path in sorted(log.glob("*.checkpoint.parquet"))] == [8, 9]  # two are kept
     assert DeltaTable(buffer.uri).version() == 9
     assert count(tmp_path) == 18
 
@@ -332,7 +333,7 @@ def test_a_torn_newest_commit_is_set_aside(tmp_path: Path, torn: str) -> None:
 
 @pytest.mark.parametrize("part", [0, 100])
 def test_a_torn_checkpoint_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
-    monkeypatch.setattr(agentrl.datastore.table.commit, "CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(agentrl.datastore.table.checkpoints, "LEAST_BYTES", 1)
     fill(tmp_path, 5)
     checkpoint = max((tmp_path / "trajectories/_delta_log").glob("*.checkpoint.parquet"))
     checkpoint.write_bytes(checkpoint.read_bytes()[:part])

@@ -68,8 +68,8 @@ def test_an_error_of_several_lines_becomes_one() -> None:
 
 
 def test_compact_says_that_its_checkpoint_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.datastore.table.commit.CHECKPOINT_EVERY", 4)
     fill(tmp_path, 3)
+    monkeypatch.setattr("agentrl.datastore.table.checkpoints.LEAST_BYTES", 1)
 
     def full(self: DeltaTable) -> None:
         raise OSError("Kernel error\n  ↳ No space left on device (os error 28)")

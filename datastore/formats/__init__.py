@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,6 @@ from agentrl.datastore.formats import (
     anthropic,
     atif,
     chat,
-    claude_code,
     huggingface,
     inspect_logs,
     mini_swe,
@@ -33,6 +33,7 @@ from agentrl.datastore.formats import (
 from agentrl.datastore.formats.columns import batches
 from agentrl.datastore.formats.own import OWN_FORMAT, OwnFormat
 from agentrl.datastore.formats.parts import Cut, by_record
+from agentrl.datastore.formats.sessions import claude_code, claude_stream, codex, codex_exec, gemini_cli, opencode
 from agentrl.datastore.formats.source import Row, Source
 from agentrl.datastore.formats.valid import Write, valid
 from agentrl.schemas.arrow import from_table
@@ -68,6 +69,8 @@ class Format:
     """How a large file is cut; None: files are read as a whole."""
     reads: Collection[str] = RECORDS
     """Kinds of files that the reader takes."""
+    companions: Callable[[Path], list[Path]] | None = None
+    """Files that are read with a file, and are none of their own beside it."""
 
     def tables(self, source: Source) -> Iterator[pa.Table]:
         """The rows of a file, checked, a bounded number at a time. A record that gives none is refused."""
@@ -206,7 +209,14 @@ FORMATS: dict[str, Format] = {
     ),
     "mini-swe-agent": Format(mini_swe.fits, mini_swe.read),
     "openhands": Format(ByRecord(openhands.fits), openhands.read, cut=openhands.cut),
-    "claude-code": Format(ByRecord(claude_code.fits), claude_code.read, cut=claude_code.cut),
+    "claude-code": Format(
+        ByRecord(claude_code.fits), claude_code.read, cut=claude_code.cut, companions=claude_code.companions
+    ),
+    "claude-code-stream": Format(ByRecord(claude_stream.fits), claude_stream.read),
+    "codex": Format(ByRecord(codex.fits), codex.read),
+    "codex-exec": Format(ByRecord(codex_exec.fits), codex_exec.read),
+    "opencode": Format(ByRecord(opencode.fits), opencode.read),
+    "gemini-cli": Format(ByRecord(gemini_cli.fits), gemini_cli.read),
     "inspect": Format(inspect_logs.fits, inspect_logs.read, cut=inspect_logs.cut, reads=(*RECORDS, "zip")),
     "otel": Format(ByRecord(otel.fits, (*RECORDS, "csv")), otel.read, cut=otel.cut, reads=(*RECORDS, "csv")),
     "alpaca": Format(ByRecord(alpaca.fits), alpaca.read, cut=by_record),

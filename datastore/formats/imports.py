@@ -2,25 +2,23 @@
 
 import hashlib
 import json
-import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentrl.datastore.errors import InvalidRowsError, NoBufferError, StoreError
-from agentrl.datastore.formats import detect
 from agentrl.datastore.formats.columns import RowBatch, with_column
 from agentrl.datastore.formats.joined import SideFile
 from agentrl.datastore.formats.labels import AS_SOURCE, Labelling, Labels
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.own import OwnFormat
+from agentrl.datastore.formats.paths import companions, content, expand
 from agentrl.datastore.formats.raw import MAX_RECORD
 from agentrl.datastore.formats.recognise import Recognised, format_of
 from agentrl.datastore.formats.rows import NAMELESS
@@ -165,7 +163,7 @@ def reading(
     """Files that were recognised, to take rows from within the block: what a stage that appends itself uses."""
     notes = Notes(on_error == "quarantine", prompts)
     with TemporaryDirectory(prefix="agentrl-import-") as folder:
-        yield Reading(_expand(paths, Path(folder)), format, stage, labels, notes, check_tokens, max_record)
+        yield Reading(expand(paths, Path(folder)), format, stage, labels, notes, check_tokens, max_record)
 
 
 class Reading:
@@ -203,6 +201,7 @@ class Reading:
                     continue
                 if chosen.looks:
                     notes.remark(f"files that look like {chosen.looks} and are read as {chosen.format}, which is named")
+        self._join_companions()
         if not self.files:
             named_ones = ", ".join(self.result.skipped[:5]) or "no file at all"
             bad = [f"; {record.place} {record.reason}" for record in notes.unreadable[:1]]
@@ -211,11 +210,19 @@ class Reading:
                 "docs/reference/formats.md lists the formats"
             )
 
+    def _join_companions(self) -> None:
+        """Leave out files that are read with another one."""
+        paths = [path for file in self.files for path in companions(file.source, file.recognised.format)]
+        if joined := {path.resolve() for path in paths}:
+            before, self.files = self.files, [f for f in self.files if f.source.path.resolve() not in joined]
+            if count := len(before) - len(self.files):
+                self.notes.remark("files that are read with another file: sub-agents with their session", count)
+
     def _fingerprint(self, source: Source, format: str | OwnFormat) -> str:
         asked = ["prompts"] if self.notes.prompts else []
         how = json.dumps([str(format), self.stage, self.how, *asked], sort_keys=True)
-        content = source.digest()[:16]
-        return hashlib.blake2b(f"{how}{content}".encode(), digest_size=8).hexdigest() + content
+        half = content(source, format)[:16]
+        return hashlib.blake2b(f"{how}{half}".encode(), digest_size=8).hexdigest() + half
 
     def fingerprint(self, version: int | None) -> str:
         """Fingerprint of these files, imported at this version of the table."""
@@ -356,36 +363,6 @@ class Reading:
         result.remarks = dict(self.notes.remarks.most_common())
         result.unreadable = [record.as_dict() for record in self.notes.unreadable]
         return result
-
-
-def _expand(paths: Sequence[str | Path], folder: Path) -> Iterator[tuple[Path, str, bool]]:
-    """Files and folders that are a unit, their names, and whether each was named itself."""
-    if not paths:
-        raise StoreError("give at least one file or folder to import, or - for standard input")
-    for given in map(str, paths):
-        path = Path(given)
-        if given == "-":
-            yield _copied(sys.stdin.buffer, folder / "stdin"), "standard input", True
-            continue
-        if not path.exists():
-            raise StoreError(f"there is nothing to import at {path}")
-        if not path.is_file() and not path.is_dir():  # a pipe, as in `<(zstdcat logs.zst)`: it can be read once
-            with path.open("rb") as pipe:
-                yield _copied(pipe, folder / path.name), given, True
-            continue
-        if path.is_file() or detect(Source(path)):
-            yield path, given, True
-            continue
-        for file in sorted(path.rglob("*")):
-            inside = file.relative_to(path).parts
-            if file.is_file() and not any(part.startswith(".") for part in inside):
-                yield file, str(file), False
-
-
-def _copied(stream: IO[bytes], path: Path) -> Path:
-    with path.open("wb") as target:
-        shutil.copyfileobj(stream, target)
-    return path
 
 
 def _fingerprints(buffer: "TrajectoryBuffer", stage: str) -> set[str]:

@@ -1,7 +1,8 @@
 """Spans of OpenTelemetry for generative AI: OTLP JSON (``resourceSpans``), span rows as Phoenix exports them
 (``context.trace_id``, ``attributes``; OpenInference's ``llm.input_messages``), and Langfuse's observations
-(``traceId``, ``type: GENERATION``), also inside a trace with ``observations`` or a response with ``data``. JSON
-Lines, an array, a document, Parquet, or CSV whose cells are JSON. Read only.
+(``traceId``, ``type: GENERATION``), also inside a trace with ``observations``, beside it (``{trace, observations,
+scores}``), or in a response with ``data``. JSON Lines, an array, a document, Parquet, or CSV whose cells are JSON.
+Read only.
 
 A trace is a row. It is made of the model call with the most messages, which is the last turn: its input holds the
 conversation before it. Calls that no longer one continues (a subagent, another prompt, another answer) are segments of
@@ -74,7 +75,7 @@ def fits(head: Any) -> int:
         return 3
     if isinstance(head.get("data"), list) and head["data"]:  # a response of Langfuse's or Phoenix's API
         return fits(head["data"][0])
-    if isinstance(head.get("observations"), list) and "id" in head:
+    if isinstance(head.get("observations"), list) and ("id" in head or _apart(head)):
         return 2 if not head["observations"] or _is_observation(head["observations"][0]) else 0
     if _is_observation(head):
         return 3
@@ -82,6 +83,11 @@ def fits(head: Any) -> int:
     named = {"context.trace_id", "trace_id", "traceId"} & head.keys()
     attributes = "attributes" in head or any(str(key).startswith("attributes.") for key in head)
     return 3 if (context or named) and attributes else 0
+
+
+def _apart(record: dict[str, Any]) -> bool:
+    """Whether a Langfuse trace stands beside its observations, not around them."""
+    return isinstance(record.get("trace"), dict) and "id" in record["trace"]
 
 
 def _is_observation(record: Any) -> bool:
@@ -155,6 +161,8 @@ def _spans(record: dict[str, Any], notes: Notes) -> Iterator[dict[str, Any]]:
         for part in record["data"]:
             yield from _spans(part, notes)
     elif "observations" in record:
+        if _apart(record):
+            record = {**record["trace"], **{key: value for key, value in record.items() if key != "trace"}}
         notes.rest(record, _KNOWN_TRACE)
         scores = {}
         for part in record.get("scores") or []:

@@ -109,6 +109,7 @@ SHAPE = {"type", "kind", "version", "schema_version", "trajectory_format", "step
 REPEATED = {
     "anthropic": {"role"},  # of a message of tool results
     "claude-code": {"role"},  # of the line's type
+    "claude-code-stream": {"role"},
     "openhands": {"action", "observation", "source", "id", "role", "tool_name"},  # of the model's own message
     "otel": {"role", "id"},  # of a message of tool answers; of the trace that each observation names
 }

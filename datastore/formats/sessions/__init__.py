@@ -1,0 +1,1 @@
+"""Session files of agent programs: what they write beside their work, and what they print."""

@@ -16,11 +16,11 @@ from agentrl.datastore import StoreError, TrajectoryBuffer
 from agentrl.datastore.formats import FORMATS, detect
 from agentrl.datastore.formats.imports import import_paths
 from agentrl.datastore.formats.notes import Notes
-from agentrl.datastore.formats.sessions.conversations import Line, conversations
+from agentrl.datastore.formats.sessions.conversations import SessionLine, conversations
 from agentrl.datastore.formats.source import Source
 from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 
-RECORDED = Path(__file__).parent / "recorded/sessions"
+RECORDED = Path(__file__).parent / "sessions"
 CLAUDE = RECORDED / "claude/projects/-tmp-agent-files-work"
 AGENTS = next(path.with_suffix(".jsonl") for path in CLAUDE.iterdir() if path.is_dir())
 FILES = [path for path in sorted(RECORDED.rglob("*.json*")) if "subagents" not in path.parts]
@@ -152,7 +152,7 @@ TALK = [
 
 @given(st.permutations(TALK[:-1]))
 def test_lines_stand_anywhere(order: list[dict[str, Any]]) -> None:
-    [talk] = conversations([Line(number, one) for number, one in enumerate([*order, TALK[-1]], 1)])
+    [talk] = conversations([SessionLine(number, one) for number, one in enumerate([*order, TALK[-1]], 1)])
     said = [one.record["uuid"] for one in talk.lines]
     pieces = [one["uuid"] for one in order if one["uuid"] in "23"]
     assert said == ["1", *pieces, "4", "5"]

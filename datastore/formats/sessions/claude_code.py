@@ -30,7 +30,13 @@ from agentrl.datastore.formats.anthropic import STOPS, from_blocks
 from agentrl.datastore.formats.origin import Calls, moment
 from agentrl.datastore.formats.parts import between, in_parts
 from agentrl.datastore.formats.rows import make_row, termination, untrained
-from agentrl.datastore.formats.sessions.conversations import Conversation, Line, conversations, is_boundary, is_message
+from agentrl.datastore.formats.sessions.conversations import (
+    SessionLine,
+    SessionPart,
+    conversations,
+    is_boundary,
+    is_message,
+)
 from agentrl.datastore.formats.source import Row, Source, Stretch, each
 from agentrl.schemas.trajectory import Termination
 
@@ -98,7 +104,7 @@ class Spoken:
     session: str
     agent: str
     """Id of the sub-agent; "" is the main one."""
-    conversation: Conversation
+    conversation: SessionPart
     about: dict[str, Any] = field(default_factory=dict)
     """What a file beside it says of a sub-agent."""
     spent: dict[str, Any] | None = None
@@ -142,13 +148,13 @@ def rows_of(spoken: list[Spoken]) -> Iterator[Row]:
 
 
 def _spoken(source: Source, about: dict[str, Any]) -> Iterator[Spoken]:
-    chains: dict[tuple[str, str], list[Line]] = {}
+    chains: dict[tuple[str, str], list[SessionLine]] = {}
     for record in source.records():
         if not isinstance(record, dict):
             source.notes.refuse(source.place, f"is a {type(record).__name__}, an object is needed")
             continue
         agent = str(record.get("agentId") or "subagent") if record.get("isSidechain") else ""
-        line = Line(source.number, record)
+        line = SessionLine(source.number, record)
         if not line.speaks:
             _count(record, source)
         if line.speaks or "uuid" in record or is_boundary(record):

@@ -18,7 +18,7 @@ from agentrl.datastore.formats.anthropic import STOPS
 from agentrl.datastore.formats.origin import Calls
 from agentrl.datastore.formats.rows import termination
 from agentrl.datastore.formats.sessions.claude_code import Spoken, rows_of
-from agentrl.datastore.formats.sessions.conversations import Line, conversations, is_boundary
+from agentrl.datastore.formats.sessions.conversations import SessionLine, conversations, is_boundary
 from agentrl.datastore.formats.source import Row, Source
 from agentrl.schemas.trajectory import Termination
 
@@ -41,7 +41,7 @@ def fits(head: Any) -> int:
 
 
 def read(source: Source) -> Iterator[Row]:
-    chains: dict[tuple[str, str], list[Line]] = {}
+    chains: dict[tuple[str, str], list[SessionLine]] = {}
     kinds: dict[str, str] = {}
     results: dict[str, list[dict[str, Any]]] = {}
     for record in source.records():
@@ -54,7 +54,7 @@ def read(source: Source) -> Iterator[Row]:
             continue
         if isinstance(kind := record.get("subagent_type"), str):
             kinds[agent] = kind
-        line = Line(source.number, _as_session(record, session, agent))
+        line = SessionLine(source.number, _as_session(record, session, agent))
         if not line.speaks:
             part = f"/{record['subtype']}" if isinstance(record.get("subtype"), str) else ""
             source.notes.ignored[f"lines of type {record.get('type')}{part}"] += 1
@@ -72,7 +72,7 @@ def _as_session(record: dict[str, Any], session: str, agent: str) -> dict[str, A
 
 def _spoken(
     source: Source,
-    chains: dict[tuple[str, str], list[Line]],
+    chains: dict[tuple[str, str], list[SessionLine]],
     kinds: dict[str, str],
     results: dict[str, list[dict[str, Any]]],
 ) -> list[Spoken]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
-class Line(NamedTuple):
+class SessionLine(NamedTuple):
     """A record and its number in the file, from 1."""
 
     number: int
@@ -25,11 +25,11 @@ class Line(NamedTuple):
 
 
 @dataclass
-class Conversation:
+class SessionPart:
     """Lines that were one context of the model. ``own`` are those that no earlier conversation has."""
 
-    lines: list[Line]
-    own: list[Line]
+    lines: list[SessionLine]
+    own: list[SessionLine]
     left: bool = False
     """Whether somebody went back to before its last messages."""
     first: int = field(init=False)
@@ -47,7 +47,7 @@ def is_boundary(record: dict[str, Any]) -> bool:
     return record.get("subtype") == "compact_boundary"
 
 
-def conversations(lines: list[Line], apart: bool = False) -> Iterator[Conversation]:
+def conversations(lines: list[SessionLine], apart: bool = False) -> Iterator[SessionPart]:
     """Conversations of the lines of one agent; with ``apart`` those of several agents, which have no line in common."""
     chain = _Chain(lines)
     for part in chain.components() if apart else [range(len(lines))]:
@@ -55,9 +55,9 @@ def conversations(lines: list[Line], apart: bool = False) -> Iterator[Conversati
 
 
 class _Chain:
-    def __init__(self, lines: list[Line]) -> None:
+    def __init__(self, lines: list[SessionLine]) -> None:
         self.lines = lines
-        self.place = {
+        self.by_uuid = {
             uuid: index for index, line in enumerate(lines) if isinstance(uuid := line.record.get("uuid"), str)
         }
         self.parents = [self._parent(index) for index in range(len(lines))]
@@ -72,9 +72,9 @@ class _Chain:
     def _parent(self, index: int) -> int | None:
         record = self.lines[index].record
         for key in ("parentUuid", "logicalParentUuid"):
-            place = self.place.get(name) if isinstance(name := record.get(key), str) else None
-            if place is not None and place != index:
-                return place
+            parent = self.by_uuid.get(name) if isinstance(name := record.get(key), str) else None
+            if parent is not None and parent != index:
+                return parent
         begins = record.get("parentUuid", "") is None and "uuid" in record and not is_boundary(record)
         return None if begins or index == 0 else index - 1
 
@@ -100,7 +100,7 @@ class _Chain:
             parts.setdefault(root, []).append(index)
         return list(parts.values())
 
-    def conversations(self, part: Iterable[int]) -> Iterator[Conversation]:
+    def conversations(self, part: Iterable[int]) -> Iterator[SessionPart]:
         speaking = [index for index in part if self.lines[index].speaks]
         taken: set[int] = set()
         for number, leaf in enumerate(reversed(speaking)):
@@ -113,7 +113,7 @@ class _Chain:
                 own = [line for index in indices if index not in taken and (line := self.lines[index]).speaks]
                 taken.update(indices)
                 if own:
-                    yield Conversation([self.lines[index] for index in indices], own, left=number > 0)
+                    yield SessionPart([self.lines[index] for index in indices], own, left=number > 0)
 
     def _after(self, leaf: int) -> list[int]:
         """Lines that are no messages and follow the last one, such as that turns were used up."""
@@ -140,7 +140,7 @@ class _Chain:
             yield from pieces
             calls = [call for piece in pieces for call in _block_ids(self.lines[piece], "tool_use", "id")]
             if calls and line.record.get("type") == "assistant":
-                yield from sorted({place for call in calls for place in self.results.get(call, ())})
+                yield from sorted({result for call in calls for result in self.results.get(call, ())})
 
     def _told(self, context: list[int]) -> list[int]:
         """What the model had: the lines of the path, and after a summary the messages that the compaction kept."""
@@ -149,8 +149,8 @@ class _Chain:
             return told
         anchor, kept = self._kept(record)
         kept = [index for index in dict.fromkeys(self._beside(kept)) if index not in set(told)]
-        place = told.index(anchor) + 1 if anchor in told else 1
-        return told[:place] + kept + told[place:]
+        after = told.index(anchor) + 1 if anchor in told else 1
+        return told[:after] + kept + told[after:]
 
     def _kept(self, boundary: dict[str, Any]) -> tuple[int | None, list[int]]:
         """The line after which the kept messages stand, and these."""
@@ -159,15 +159,16 @@ class _Chain:
         names = _first(_object(about, "preservedMessages", "preserved_messages"), "allUuids", "all_uuids", "uuids")
         part = _object(about, "preservedSegment", "preserved_segment")
         head, tail = (
-            self.place.get(str(_first(part, *keys))) for keys in (("headUuid", "head_uuid"), ("tailUuid", "tail_uuid"))
+            self.by_uuid.get(str(_first(part, *keys)))
+            for keys in (("headUuid", "head_uuid"), ("tailUuid", "tail_uuid"))
         )
         if isinstance(names, list):
-            kept = [self.place[name] for name in names if isinstance(name, str) and name in self.place]
+            kept = [self.by_uuid[name] for name in names if isinstance(name, str) and name in self.by_uuid]
         else:
             path = self.path(tail) if tail is not None else []
             kept = path[path.index(head) :] if head in path else []
         anchor = _first(_object(about, "preservedMessages", "preserved_messages"), "anchorUuid", "anchor_uuid")
-        return self.place.get(str(anchor or _first(part, "anchorUuid", "anchor_uuid"))), kept
+        return self.by_uuid.get(str(anchor or _first(part, "anchorUuid", "anchor_uuid"))), kept
 
 
 def _object(record: dict[str, Any], *keys: str) -> dict[str, Any]:
@@ -179,7 +180,7 @@ def _first(record: dict[str, Any], *keys: str) -> Any:
     return next((record[key] for key in keys if record.get(key)), None)
 
 
-def _answer(line: Line) -> str | None:
+def _answer(line: SessionLine) -> str | None:
     """The id of the answer that a line is a piece of."""
     if line.record.get("type") != "assistant" or not line.speaks:
         return None
@@ -187,7 +188,7 @@ def _answer(line: Line) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _block_ids(line: Line, kind: str, key: str) -> Iterator[str]:
+def _block_ids(line: SessionLine, kind: str, key: str) -> Iterator[str]:
     if line.speaks and isinstance(content := line.record["message"].get("content"), list):
         for block in content:
             if isinstance(block, dict) and block.get("type") == kind and isinstance(block.get(key), str):

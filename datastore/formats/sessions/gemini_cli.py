@@ -121,8 +121,8 @@ def _row(session: dict[str, Any], chat: _Chat, notes: Notes) -> Iterator[Row]:
 
 
 def _spend(tokens: dict[str, Any], spent: Calls, notes: Notes) -> None:
-    said = [known for key in ("output", "thoughts") if (known := count(tokens.get(key))) is not None]
-    spent.tokens(count(tokens.get("input")), sum(said) if said else None)
+    written = [known for key in ("output", "thoughts") if (known := count(tokens.get(key))) is not None]
+    spent.tokens(count(tokens.get("input")), sum(written) if written else None)
     notes.rest(tokens, {"input", "output", "thoughts", "cached", "total"}, "messages.tokens.")
 
 
@@ -158,24 +158,24 @@ def _asked(message: dict[str, Any], answered: set[str], notes: Notes) -> Iterato
 
 
 def _said(message: dict[str, Any], answered: set[str], notes: Notes) -> Iterator[dict[str, Any]]:
-    said: dict[str, Any] = {"role": "assistant", "content": _text(message.get("content") or "", notes)}
+    answer: dict[str, Any] = {"role": "assistant", "content": _text(message.get("content") or "", notes)}
     thoughts = [_thought(thought, notes) for thought in message.get("thoughts") or []]
     if any(thoughts):
-        said["reasoning"] = "\n".join(filter(None, thoughts))
+        answer["reasoning"] = "\n".join(filter(None, thoughts))
     answers = []
     for call in message.get("toolCalls") or []:
         notes.rest(call, _KNOWN_CALL, "messages.toolCalls.")
         identity = str(call.get("id") or f"call_{len(answered)}")
         arguments = json.dumps(call.get("args") or {}, ensure_ascii=False)
-        said.setdefault("tool_calls", []).append({"id": identity, "name": str(call["name"]), "arguments": arguments})
+        answer.setdefault("tool_calls", []).append({"id": identity, "name": str(call["name"]), "arguments": arguments})
         if call.get("result") is None:
             continue
         answered.add(identity)
         status = call.get("status")
         failed = True if status in ("error", "cancelled") else False if status == "success" else None
         answers.append(_answer(identity, call["name"], call["result"], failed, notes))
-    if said["content"] or len(said) > 2:
-        yield said
+    if answer["content"] or len(answer) > 2:
+        yield answer
     yield from answers
 
 

@@ -151,8 +151,10 @@ def _spent(answers: Iterable[dict[str, Any]], notes: Notes) -> dict[str, Any]:
         tokens, parts = info.get("tokens") or {}, ("read", "write")
         cache = tokens.get("cache") or {}
         asked = [count(tokens.get("input")), *(count(cache.get(part)) for part in parts)]
-        said = [count(tokens.get("output")), count(tokens.get("reasoning"))]
-        spent.tokens(*(sum(filter(None, part)) if any(n is not None for n in part) else None for part in (asked, said)))
+        written = [count(tokens.get("output")), count(tokens.get("reasoning"))]
+        spent.tokens(
+            *(sum(filter(None, part)) if any(n is not None for n in part) else None for part in (asked, written))
+        )
         spent.paid(info.get("cost"), "info.cost")
         notes.rest(cache, {*parts}, "info.tokens.cache.")
         notes.rest(tokens, {"input", "output", "reasoning", "cache", "total"}, "info.tokens.")
@@ -164,7 +166,7 @@ def _chat(context: Iterable[dict[str, Any]], notes: Notes) -> Iterator[dict[str,
         info = message["info"]
         notes.rest(message, {"info", "parts"}, "messages.")
         notes.rest(info, _KNOWN_INFO, "messages.info.")
-        said: dict[str, Any] = {"role": info["role"], "content": ""}
+        answer: dict[str, Any] = {"role": info["role"], "content": ""}
         answers: list[dict[str, Any]] = []
         texts, thoughts = [], []
         for part in message["parts"]:
@@ -174,17 +176,17 @@ def _chat(context: Iterable[dict[str, Any]], notes: Notes) -> Iterator[dict[str,
             elif kind == "reasoning":
                 thoughts.append(str(part["text"]))
             elif kind == "tool":
-                said.setdefault("tool_calls", []).append(_call(part, f"call_{number}_{len(answers)}"))
-                answers += _answer(part, said["tool_calls"][-1], notes)
+                answer.setdefault("tool_calls", []).append(_call(part, f"call_{number}_{len(answers)}"))
+                answers += _answer(part, answer["tool_calls"][-1], notes)
             elif kind not in _KNOWN_PART:
                 notes.ignored[f"parts of type {str(kind)[:60]}"] += 1
             if kind in _KNOWN_PART:
                 notes.rest(part, _KNOWN_PART[kind], "parts.")
-        said["content"] = "\n".join(texts)
+        answer["content"] = "\n".join(texts)
         if thoughts:
-            said["reasoning"] = "\n".join(thoughts)
-        if said["content"] or len(said) > 2:
-            yield said
+            answer["reasoning"] = "\n".join(thoughts)
+        if answer["content"] or len(answer) > 2:
+            yield answer
         yield from answers
 
 

@@ -21,6 +21,19 @@ NAMES = sorted(path.stem for path in LIBRARY.glob("*.yaml"))
 FAMILIES = sorted(set(NAMES) - {"chats", "quickstart"})
 
 
+def test_every_policy_is_measured_with_the_control_for_sharpening() -> None:
+    """A library's file that has dev tasks gives them to each evaluation on held-out tasks of the same stage."""
+    files = [*LIBRARY.rglob("*.yaml"), *(ROOT / "pipelines/methods").glob("*/pipeline.yaml")]
+    evaluations = [
+        (f"{path.parent.name}/{path.stem} {name}", stage["inputs"])
+        for path in files
+        for name, stage in (yaml.safe_load(path.read_text()).get("stages") or {}).items()
+        if stage.get("uses") == "evaluate.policy" and stage.get("inputs", {}).get("tasks") == "tasks.heldout"
+    ]
+    assert len(evaluations) > 70
+    assert [where for where, inputs in evaluations if inputs.get("dev") != "tasks.dev"] == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_of_the_library_is_planned_whole(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -2,11 +2,14 @@ import json
 from collections import Counter
 
 import pytest
+import yaml
 
 from agentrl.engines.blocking import blocking
 from agentrl.environments import load_environment
-from agentrl.environments.lookup import LINKS, VALUES
+from agentrl.environments.lookup import LINKS, NAMES, VALUES
 from agentrl.environments.words import WORDS
+from agentrl.models.tiny import TinySize, tiny_policy
+from agentrl.pipelines.file.document import LIBRARY
 from agentrl.rollouts.demonstrations import demonstrate, optimal_steps
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
@@ -125,3 +128,16 @@ def test_settings_are_checked() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             load_environment(f"words{settings}")
+
+
+def test_every_word_of_the_quickstart_is_one_token() -> None:
+    """One that is several is copied wrongly from the first rollout on, and no reward ever says what is right."""
+    stages = yaml.safe_load((LIBRARY / "quickstart.yaml").read_text())["stages"]
+    size = TinySize.model_validate(stages["warm"]["with"]["model"].get("size", {}))
+    drawn = ENV.tasks({"train": stages["tasks"]["with"]["train"]}, seed=11)["train"]
+    shown = [demonstrate(ENV, task, 0.0, 11, task.task_id).messages for task in drawn]
+    words = [*WORDS, *WORDS.values(), *NAMES, *(option for options in VALUES.values() for option in options)]
+    tokenizer = tiny_policy(shown, 11, size).tokenizer
+    assert {word for word in words if len(tokenizer.encode(word)) > 1} == set()
+    smaller = tiny_policy(shown, 11, TinySize(vocabulary=480)).tokenizer
+    assert any(len(smaller.encode(word)) > 1 for word in words), "the size is what matters"

@@ -8,6 +8,7 @@
 - tree: GRPO on whole rollouts, four of each task, or on trees of as many sampled tokens.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -15,18 +16,15 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from arms import SMALL, Arm, Solved, Spent, gain, measured, table
 from methods import (
     BATCH,
     ITERATIONS,
     LR,
     SAMPLES,
-    SMALL,
     TASKS,
-    Arm,
     Setting,
-    Spent,
     curated,
-    gain,
     judged,
     of_rollouts,
     online,
@@ -34,7 +32,7 @@ from methods import (
     rejected,
     rollouts,
     seeds,
-    table,
+    successes,
 )
 
 STATES, STEPS, JOINED_STEPS = (8, 2, 2) if SMALL else (192, 40, 200)
@@ -54,10 +52,11 @@ def settings(
 
 
 def of_levels(setting: Setting, levels: frozenset[int]) -> Setting:
-    """A setting whose tasks, and those that are judged, are of these levels."""
+    """A setting whose tasks, those that are judged, and dev tasks are of these levels."""
     given = setting.harness.tasks
-    of = [[task for task in one.read() if task.level in levels] for one in (setting.tasks, setting.judged)]
-    return replace(setting, tasks=given(of[0]), judged=given(of[1]))
+    named = {"tasks": setting.tasks, "judged": setting.judged, "dev": setting.dev}
+    of = {name: given([task for task in one.read() if task.level in levels]) for name, one in named.items()}
+    return replace(setting, **of)
 
 
 def as_online(setting: Setting, rows: list[Any]) -> tuple[Any, Spent]:
@@ -91,7 +90,7 @@ def slicing() -> bool:
     """What one learns from stored rows of long walks if forks say which turn lost."""
     from agentrl.pipelines.methods.slicing.steps import value
     from agentrl.pipelines.stages.train import offline
-    from agentrl.pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.trajectories import sample
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO, whole rows", "GRPO, values")}
     for setting, tasks in settings("slicing", arms, levels=frozenset(range(4, 9))):
@@ -110,12 +109,12 @@ def slicing() -> bool:
         arms["GRPO, whole rows"].add(judged(setting, model), spent + more)
         model, more = as_online(setting, others)
         arms["GRPO"].add(judged(setting, model), more)
-        good = run(reject, {"keep": 2}, trajectories=others)["trajectories"]
+        good = successes(setting, others)
         model, more = curated(setting, [good])
         arms["rejection"].add(judged(setting, model), spent + more)
     print(f"\nslicing, rooms of levels 4 to 8: rollouts of {STATES // 2} tasks a seed")
     table(arms)
-    return gain("slicing, rooms 4+", arms["GRPO, whole rows"], arms["GRPO, values"])
+    return gain("slicing, rooms 4+", arms, "GRPO, whole rows", "GRPO, values")
 
 
 def grouped(setting: Setting, selections: list[Any]) -> list[Any]:
@@ -133,7 +132,7 @@ def pairs() -> bool:
     from agentrl.pipelines.methods.fork.fork import fork
     from agentrl.pipelines.methods.slicing.steps import value
     from agentrl.pipelines.stages.train import dpo
-    from agentrl.pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.trajectories import sample
 
     names = ("warm", "rejection", "GRPO", "DPO, whole rollouts", "DPO, continuations", "DPO, values")
     arms = {name: Arm(name) for name in names}
@@ -160,12 +159,12 @@ def pairs() -> bool:
         arms["DPO, whole rollouts"].add(judged(setting, model), spent + more)
         model, more = as_online(setting, others)
         arms["GRPO"].add(judged(setting, model), more)
-        model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=others)["trajectories"]])
+        model, more = curated(setting, [successes(setting, others)])
         arms["rejection"].add(judged(setting, model), spent + more)
     print(f"\npairs, rooms: rollouts of {STATES} tasks a seed")
     table(arms)
-    met = gain("pairs, rooms", arms["DPO, whole rollouts"], arms["DPO, continuations"])
-    return gain("pairs, rooms, values", arms["DPO, whole rollouts"], arms["DPO, values"]) and met
+    met = gain("pairs, rooms", arms, "DPO, whole rollouts", "DPO, continuations")
+    return gain("pairs, rooms, values", arms, "DPO, whole rollouts", "DPO, values") and met
 
 
 def of_expert(setting: Setting, rows: Any) -> Spent:
@@ -182,7 +181,7 @@ def eto() -> bool:
     rollouts give otherwise."""
     from agentrl.pipelines.methods.eto.outcome import outcome
     from agentrl.pipelines.stages.train import dpo
-    from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
+    from agentrl.pipelines.stages.trajectories import sample, synthesize
 
     arms = {name: Arm(name) for name in ("warm", "expert", "rejection", "GRPO", "ETO, one round", "ETO")}
     for setting, tasks in settings("eto", arms):
@@ -198,7 +197,7 @@ def eto() -> bool:
                 arms["ETO, one round"].add(judged(setting, model), spent + shown)
         arms["ETO"].add(judged(setting, now.warm), spent + shown)
         others, plain = rollouts(setting, tasks, spent.sampled)
-        good = run(reject, {"keep": 2}, trajectories=others)["trajectories"]
+        good = successes(setting, others)
         for name, given, cost in (("expert", [perfect], shown), ("rejection", [good, perfect], shown + plain)):
             model, more = curated(setting, given)
             arms[name].add(judged(setting, model), cost + more)
@@ -206,7 +205,7 @@ def eto() -> bool:
         arms["GRPO"].add(judged(setting, model), more)
     print(f"\neto, rooms: the expert's walks and 12 rollouts of {STATES} tasks a seed")
     table(arms)
-    return gain("eto, rooms", arms["rejection"], arms["ETO"])
+    return gain("eto, rooms", arms, "rejection", "ETO")
 
 
 def ipr() -> bool:
@@ -217,7 +216,7 @@ def ipr() -> bool:
     from agentrl.pipelines.methods.fork.fork import fork
     from agentrl.pipelines.methods.slicing.steps import value
     from agentrl.pipelines.stages.train import dpo
-    from agentrl.pipelines.stages.trajectories import reject, synthesize
+    from agentrl.pipelines.stages.trajectories import synthesize
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "IPR")}
     for setting, tasks in settings("ipr", arms):
@@ -236,14 +235,14 @@ def ipr() -> bool:
         model, more = trained(setting, dpo, {"beta": 0.1, "nll": 0.2}, pairs=pairs)
         arms["IPR"].add(judged(setting, model), spent + shown + more)
         others, plain = rollouts(setting, tasks, spent.sampled)
-        good = run(reject, {"keep": 2}, trajectories=others)["trajectories"]
+        good = successes(setting, others)
         model, more = curated(setting, [good, perfect])
         arms["rejection"].add(judged(setting, model), plain + shown + more)
         model, more = as_online(setting, others)
         arms["GRPO"].add(judged(setting, model), more)
     print(f"\nipr, rooms: the expert's walks of {STATES // 4} tasks a seed")
     table(arms)
-    return gain("ipr, rooms", arms["rejection"], arms["IPR"])
+    return gain("ipr, rooms", arms, "rejection", "IPR")
 
 
 def dagger() -> bool:
@@ -253,7 +252,7 @@ def dagger() -> bool:
     lost states alone, a policy forgets the ways that it knew.
     """
     from agentrl.pipelines.methods.dagger.correct import correct
-    from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
+    from agentrl.pipelines.stages.trajectories import sample, synthesize
 
     names = ("warm", "rejection", "GRPO", "expert's states", "student's states")
     arms, recovered = ({name: Arm(name) for name in names} for _ in range(2))
@@ -285,29 +284,34 @@ def dagger() -> bool:
         add(setting, "expert's states", model, Spent(foreign=told.foreign, calls=calls) + more)
         others, spent = rollouts(setting, tasks, of_rollouts(rows).sampled + told.foreign)
         add(setting, "GRPO", *as_online(setting, others))
-        model, more = joined([run(reject, {"keep": 2}, trajectories=others)["trajectories"]])
+        model, more = joined([successes(setting, others)])
         add(setting, "rejection", model, spent + more)
     print(f"\ndagger, rooms: walks of {STATES} tasks a seed")
     table(arms)
     print("dagger, rooms: success after a planted wrong turn")
     table(recovered)
-    better = gain("dagger, rooms", arms["expert's states"], arms["student's states"], by="foreign")
-    met = gain("dagger, recovery", recovered["expert's states"], recovered["student's states"], by="foreign")
+    better = gain("dagger, rooms", arms, "expert's states", "student's states", by="foreign")
+    met = gain("dagger, recovery", recovered, "expert's states", "student's states", by="foreign")
     return met and better
 
 
-def recovery(setting: Setting, model: Any) -> dict[str, float]:
-    """Task -> success after a planted wrong turn: the first door leads away from the goal, then the policy acts."""
+def recovery(setting: Setting, model: Any) -> Solved:
+    """Success after a planted wrong turn: the first door leads away from the goal, then the policy acts."""
     from agentrl.pipelines.methods.fork.fork import fork
     from agentrl.rollouts.demonstrations import demonstrate
 
-    house, tasks = _astray(), setting.judged.read()
-    walks = [demonstrate(house, task, 0.0, 0, f"astray-{model.name}-{task.task_id}") for task in tasks]
-    planted = setting.harness.trajectories(walks)
-    config = {"at": [1], "k": 1, "measure": True}
-    made = setting.harness.run(fork, config, model=model, trajectories=[planted], tasks=[setting.judged])
-    found = made["trajectories"].table(["task_id", "success"]).to_pylist()
-    return {row["task_id"]: float(bool(row["success"])) for row in found}
+    house, count = _astray(), itertools.count()
+
+    def play(tasks: Any, temperature: float) -> dict[str, float]:
+        name = f"astray-{model.name}-{next(count)}"
+        walks = [demonstrate(house, task, 0.0, 0, f"{name}-{task.task_id}") for task in tasks.read()]
+        planted = setting.harness.trajectories(walks)
+        config = {"at": [1], "k": 1, "measure": True, "sampling": {"temperature": temperature}}
+        made = setting.harness.run(fork, config, model=model, trajectories=[planted], tasks=[tasks])
+        found = made["trajectories"].table(["task_id", "success"]).to_pylist()
+        return {row["task_id"]: float(bool(row["success"])) for row in found}
+
+    return measured(play, setting.dev, setting.judged)
 
 
 def _astray() -> Any:
@@ -342,4 +346,4 @@ def tree() -> bool:
         arms["GRPO"].add(judged(setting, model), more)
     print(f"\ntree, rooms: {2 * TASKS} tasks in each of {ITERATIONS} iterations")
     table(arms)
-    return gain("tree, rooms", arms["GRPO"], arms["Tree-GRPO"])
+    return gain("tree, rooms", arms, "GRPO", "Tree-GRPO")

@@ -9,32 +9,31 @@ them in the form in which it rolls out, and then learns by rejection sampling or
 
 Summaries are sampled tokens too, so the others get more rollouts: as many as make up for them.
 
-segment: policies of the window that have imitated the expert's walks as far as these fit, or all of them, cut in
-segments; and what the first one learns by rejection sampling and GRPO.
+segment: policies of the window that have imitated the expert's walks that fit, all of them as far as they fit, or all
+of them in segments, on as many tokens; and what the first one learns by rejection sampling and GRPO.
+
+An expert writes a walk before anybody knows whether it fits. So every arm is charged for all walks.
 """
 
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from arms import SMALL, Arm, Solved, Spent, gain, measured, table
 from branching import of_expert
 from methods import (
     BATCH,
     COURSES,
     ITERATIONS,
     SAMPLES,
-    SMALL,
     TASKS,
-    Arm,
     Setting,
-    Spent,
     curated,
     expert,
-    gain,
     imitated,
     of_rollouts,
     seeds,
-    table,
+    successes,
 )
 from methods import online as trained_online
 
@@ -57,18 +56,16 @@ LONGER = 2
 
 def compress() -> bool:
     """Ways to keep an episode in a context, at as many sampled tokens."""
-    from agentrl.pipelines.stages.trajectories import reject
-
     names = ("warm", "rejection", "GRPO")
     arms = {f"{way}, {name}": Arm(f"{way}, {name}") for way in WAYS for name in names}
     lost: dict[str, int] = dict.fromkeys(WAYS, 0)
     for seed, folder in seeds("compress", arms):
         harness, tasks, shown = expert(ENV, seed, folder)
         start = imitated("whole walks", ENV, harness, tasks, [shown])
-        each = 0.0
+        each, given = 0.0, of_expert(start, shown)
         for way, sampling in WAYS.items():
             setting = _formed(start, shown, sampling)
-            arms[f"{way}, warm"].add(_judged(setting, setting.warm, sampling), Spent())
+            arms[f"{way}, warm"].add(_judged(setting, setting.warm, sampling), given)
             some = harness.tasks(setting.tasks.read()[: TASKS * ROUNDS])
             once = _played(setting, setting.warm, some, sampling, 1)
             mine = of_rollouts(once["trajectories"]).sampled / len(some.read())
@@ -76,50 +73,77 @@ def compress() -> bool:
             samples, rounds = max(1, round(SAMPLES * each / mine)), max(1, round(ROUNDS * each / mine))
             made = _played(setting, setting.warm, some, sampling, samples)
             lost[way] += int(made.metrics.get("out_of_context", 0))
-            good = harness.run(reject, {"keep": 2}, trajectories=[made["trajectories"]])["trajectories"]
+            good = successes(setting, [made["trajectories"]])
             model, more = curated(setting, [good])
-            spent = of_rollouts(made["trajectories"]) + more
+            spent = given + of_rollouts(made["trajectories"]) + more
             arms[f"{way}, rejection"].add(_judged(setting, model, sampling), spent)
             model, more, _ = trained_online(setting, iterations=rounds, limits=LIMITS, **sampling)
-            arms[f"{way}, GRPO"].add(_judged(setting, model, sampling), more)
+            arms[f"{way}, GRPO"].add(_judged(setting, model, sampling), given + more)
     print(f"\ncompress, rooms of up to 30 steps: {TASKS * ROUNDS * SAMPLES:,} rollouts a seed with summaries")
-    table(arms)
+    table(arms, start="window, warm")
     print(f"warm rollouts that ran out of segments or context: {lost}")
-    gain("compress, full context", arms["window, GRPO"], arms["full, GRPO"])
-    return gain("compress, summary", arms["window, GRPO"], arms["summary, GRPO"])
+    met = []
+    for way in ("full", "summary"):
+        for name in names[1:]:
+            before, after = f"window, {name}", f"{way}, {name}"
+            met.append(gain(f"compress, {after}", arms, before, after, start="window, warm"))
+    return any(met)
 
 
 def segment() -> bool:
-    """Both policies are given the same walks, and learn in as many steps."""
-    from agentrl.pipelines.stages.trajectories import reject
-
-    arms = {name: Arm(name) for name in ("rows that fit", "segments", "rejection", "GRPO")}
+    """All policies are given the same walks, and learn from as many tokens of them."""
+    ways = ("rows that fit", "rows cut off", "segments")
+    arms = {name: Arm(name) for name in ("untrained", *ways, "rejection", "GRPO")}
     sampling = WAYS["window"]
     for seed, folder in seeds("segment", arms):
         harness, tasks, shown = expert(ENV, seed, folder)
         start = imitated("whole walks", ENV, harness, tasks, [shown])
-        cut = _cut(start, shown, sampling)
-        whole = set(shown.ids()) & set(cut.ids())
-        print(f"segment, seed {seed}: {len(whole)} of {len(shown.ids())} walks fit", file=sys.stderr, flush=True)
-        fitting = [row for row in shown.read() if row.trajectory_id in whole]
-        copies = [row.model_copy(update={"trajectory_id": f"fits-{n}"}) for n, row in enumerate(fitting)]
+        rows = _rows_of_window(start, shown, sampling)
+        print(f"segment, seed {seed}: {_sizes(rows)} of {len(shown.ids())} walks", file=sys.stderr, flush=True)
         given = of_expert(start, shown)
         blank = harness.model(_untrained(start).save)
-        fits = [harness.trajectories(copies)]
-        setting = imitated("rows that fit", ENV, harness, tasks, fits, kinds=LONGER, model=blank)
-        arms["rows that fit"].add(_judged(setting, setting.warm, sampling), given)
-        other = imitated("segments", ENV, harness, tasks, [cut], kinds=LONGER, model=blank)
-        arms["segments"].add(_judged(other, other.warm, sampling), given)
+        each = {name: _tokens(start, one) for name, one in rows.items()}
+        policies = {}
+        for name, one in rows.items():
+            kinds = LONGER * min(each.values()) / each[name]
+            policies[name] = imitated(name, ENV, harness, tasks, [one], kinds=kinds, model=blank)
+            taught = Spent(trained=policies[name].taught)
+            arms[name].add(_judged(policies[name], policies[name].warm, sampling), given + taught)
+        setting = policies["rows that fit"]
+        arms["untrained"].add(_judged(setting, blank, sampling), Spent())
         some = harness.tasks(setting.tasks.read()[: TASKS * ROUNDS])
         made = _played(setting, setting.warm, some, sampling, SAMPLES)["trajectories"]
-        good = harness.run(reject, {"keep": 2}, trajectories=[made])["trajectories"]
-        model, more = curated(setting, [good])
+        model, more = curated(setting, [successes(setting, [made])])
         arms["rejection"].add(_judged(setting, model, sampling), given + of_rollouts(made) + more)
         model, more, _ = trained_online(setting, iterations=ROUNDS, limits=LIMITS, **sampling)
         arms["GRPO"].add(_judged(setting, model, sampling), given + more)
     print(f"\nsegment, rooms of up to 30 steps: walks of an expert in a window of {sampling['max_tokens']} tokens")
-    table(arms)
-    return gain("segment", arms["rows that fit"], arms["segments"], by="foreign")
+    table(arms, start="untrained")
+    met = [gain("segment", arms, before, "segments", by="trained", start="untrained") for before in ways[:2]]
+    return all(met)
+
+
+def _rows_of_window(setting: Setting, shown: Any, sampling: dict[str, Any]) -> dict[str, Any]:
+    """The expert's walks that fit the window; all of them, those that do not fit up to their last step that does; and
+    all of them in segments."""
+    cut = _cut(setting, shown, sampling)
+    whole, given = set(shown.ids()) & set(cut.ids()), setting.harness.trajectories
+    fitting = [row for row in shown.read() if row.trajectory_id in whole]
+    first = [row for row in cut.read() if row.trajectory_id not in whole and not row.segment]
+    copies = {
+        name: [row.model_copy(update={"trajectory_id": f"{name}-{n}"}) for n, row in enumerate(rows)]
+        for name, rows in (("fits", fitting), ("off", [*fitting, *first]))
+    }
+    return {"rows that fit": given(copies["fits"]), "rows cut off": given(copies["off"]), "segments": cut}
+
+
+def _sizes(rows: dict[str, Any]) -> str:
+    return ", ".join(f"{len(one.ids())} {name}" for name, one in rows.items())
+
+
+def _tokens(setting: Setting, rows: Any) -> float:
+    """Tokens of a row that are trained on, on average; rows of the expert are text."""
+    return of_expert(setting, rows).foreign / max(1, len(rows.ids()))
 
 
 def _untrained(setting: Setting) -> "Policy":
@@ -160,9 +184,12 @@ def _cut(setting: Setting, shown: Any, sampling: dict[str, Any]) -> Any:
     return setting.harness.run(segment, config, trajectories=[shown], model=setting.warm)["trajectories"]
 
 
-def _judged(setting: Setting, model: Any, sampling: dict[str, Any]) -> dict[str, float]:
-    """Task -> success of one rollout at temperature 1."""
+def _judged(setting: Setting, model: Any, sampling: dict[str, Any]) -> Solved:
+    """What one rollout solves of each task."""
     from agentrl.rollouts.segments import firsts
 
-    rows = firsts(_played(setting, model, setting.judged, sampling, 1)["trajectories"].read())
-    return {row.task_id: float(row.scored_success()) for row in rows}
+    def play(tasks: Any, temperature: float) -> dict[str, float]:
+        made = _played(setting, model, tasks, {**sampling, "temperature": temperature}, 1)
+        return {row.task_id: float(row.scored_success()) for row in firsts(made["trajectories"].read())}
+
+    return measured(play, setting.dev, setting.judged)

@@ -1,8 +1,9 @@
 """What each way of learning gains in `lookup`, from the same warm policy and the same rollouts.
 
 Every method starts from one supervised policy for each seed and spends the same budget of rollouts on training tasks;
-success at temperature 1 on held-out tasks, with 95 % intervals over the tasks of all seeds. Each method runs a second
-time with the observation mask switched off, so that it trains on tool output too, which must be worse.
+success is that on held-out tasks, with 95 % intervals over the tasks of all seeds: at temperature 1, greedily, and at
+the temperature that is best on dev tasks, over which the word in the table says what a method learned. Each method runs
+a second time with the observation mask switched off, so that it trains on tool output too, which must be worse.
 
 ``CHECK=1`` turns a miss into exit code 1; ``SCALE=small`` takes under a minute and shows that everything runs, but says
 nothing about quality; ``METHODS=GRPO,DAPO`` runs some; ``SPLIT=dev`` judges on dev tasks, on which settings are chosen;
@@ -10,6 +11,7 @@ nothing about quality; ``METHODS=GRPO,DAPO`` runs some; ``SPLIT=dev`` judges on 
 """
 
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -18,12 +20,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from arms import SMALL, Arm, Solved, Spent, learned, mean, measured
+
 os.environ["OMP_NUM_THREADS"] = "1"  # a small model: a second thread costs more than it brings
-SMALL = os.environ.get("SCALE") == "small"
 SEEDS = range(1) if SMALL else range(3)
 JOBS = int(os.environ.get("JOBS", "2"))
 SPLIT = os.environ.get("SPLIT", "heldout")
-TRAIN, JUDGED = (96, 64) if SMALL else (768, 512)
+TRAIN, JUDGED, DEV = (96, 64, 16) if SMALL else (768, 512, 128)
 WARM_STEPS = 120 if SMALL else 360
 TASKS, SAMPLES, ITERATIONS = (4, 4, 2) if SMALL else (32, 8, 24)
 BUDGET = TASKS * SAMPLES * ITERATIONS
@@ -51,7 +54,8 @@ class Setting:
         self.seed = seed
         self.environment = load_environment("lookup")
         splits = self.environment.tasks({"train": TRAIN, "dev": JUDGED, "heldout": JUDGED}, seed)
-        self.tasks, self.judged = splits["train"], splits[SPLIT]
+        self.tasks, self.dev = splits["train"], splits["dev"][:DEV]
+        self.judged = splits["dev"][DEV:] if SPLIT == "dev" else splits["heldout"]
         raw = [
             demonstrate(self.environment, task, 0.35, seed, f"d{number}", HINT if number % 7 == 0 else "")
             for number, task in enumerate(self.tasks[: int(0.6 * TRAIN)])
@@ -76,18 +80,24 @@ class Setting:
     def run(self, policy: Any, attempts: list[Any], seed: int) -> list[Any]:
         return self.runner(policy).run(attempts, seed, [f"r{number}" for number in range(len(attempts))])
 
-    def runner(self, policy: Any) -> Any:
+    def runner(self, policy: Any, temperature: float = 1.0) -> Any:
         from agentrl.engines.base import Sampling
         from agentrl.engines.transformers import TransformersEngine
         from agentrl.rollouts.runner import RolloutRunner
 
-        sampling = Sampling(max_turn_tokens=40, max_tokens=192)
+        sampling = Sampling(max_turn_tokens=40, max_tokens=192, temperature=temperature)
         return RolloutRunner(policy, TransformersEngine(policy.model), self.environment, sampling)
 
-    def solved(self, policy: Any) -> int:
+    def solved(self, policy: Any) -> Solved:
         from agentrl.rollouts.runner import Attempt
 
-        return sum(row.success for row in self.run(policy, [Attempt(task) for task in self.judged], 7))
+        def play(tasks: list[Any], temperature: float) -> dict[str, float]:
+            attempts = [Attempt(task) for task in tasks]
+            names = [f"r{number}" for number in range(len(attempts))]
+            rows = self.runner(policy, temperature).run(attempts, 7, names)
+            return {row.task_id: float(row.scored_success()) for row in rows}
+
+        return measured(play, self.dev, self.judged)
 
 
 def copied(policy: Any) -> Any:
@@ -264,7 +274,7 @@ class Outcome(NamedTuple):
     seed: int
     method: str
     masked: bool
-    solved: int
+    solved: Solved
     seconds: float
 
 
@@ -288,7 +298,8 @@ def outcome(folder: str, seed: int, method: str, masked: bool) -> Outcome:
     policy = learn(setting, method, masked)
     seconds = time.perf_counter() - start
     found = Outcome(seed, method, masked, setting.solved(policy), seconds)
-    print(found, file=sys.stderr, flush=True)
+    shares = mean([found.solved.sampled]), mean([found.solved.greedy])
+    print(seed, method, masked, *shares, file=sys.stderr, flush=True)
     return found
 
 
@@ -306,25 +317,29 @@ def main() -> None:
     from agentrl.statistics.intervals import wilson
 
     found = measure()
-    total = JUDGED * len(SEEDS)
+    arms = {method: {True: Arm(method), False: Arm(method)} for method in METHODS}
+    for one in found:
+        arms[one.method][one.masked].add(one.solved, Spent())
     print(f"{len(SEEDS)} seeds x {JUDGED} {SPLIT} tasks; {BUDGET:,} rollouts for each method but SFT only")
-    print(f"{'method':<16} {'success':>7}  {'95 % interval':<15} {'each seed':<20} {'without mask':<25} seconds")
+    print(f"{'method':<16} {'T 1':>6}  {'95 % interval':<15} {'each seed':<20} {'greedy':>6} {'best':>6} "
+          f"{'over SFT only':<13} {'without mask':<25} seconds")  # fmt: skip
     misses = 0
-    for method in METHODS:
-        cells, shares = [], []
-        for masked in (True, False):
-            runs = [one for one in found if one.method == method and one.masked == masked]
-            solved = sum(one.solved for one in runs)
+    masked = {method: both[True] for method, both in arms.items()}
+    for method, both in arms.items():
+        shares, intervals = [], []
+        for arm in both.values():
+            solved, total = sum(sum(run.values()) for run in arm.runs), sum(map(len, arm.runs))
             low, high = wilson(solved, total)
             shares.append(solved / total)
-            cells.append(f"{low:.3f} to {high:.3f}")
-            if masked:
-                cells.append(f"{' '.join(f'{one.solved / JUDGED:.3f}' for one in runs):<20}")
-                seconds = sum(one.seconds for one in runs) / len(runs)
+            intervals.append(f"{low:.3f} to {high:.3f}")
+        each = " ".join(mean([run]) for run in both[True].runs)
+        seconds = statistics.fmean(one.seconds for one in found if one.masked and one.method == method)
         met = shares[1] < shares[0]
         misses += not met
+        word = learned(masked, "SFT only", both[True])
         print(
-            f"{method:<16} {shares[0]:>7.3f}  {cells[0]} {cells[1]} {shares[1]:.3f}, {cells[2]}  {seconds:>6.0f}  "
+            f"{method:<16} {shares[0]:>6.3f}  {intervals[0]} {each:<20} {mean(both[True].greedy):>6} "
+            f"{mean(both[True].best):>6} {word:<13} {shares[1]:.3f}, {intervals[1]}  {seconds:>6.0f}  "
             f"mask gains {shares[0] - shares[1]:+.3f}, more than 0: {'met' if met else 'MISSED'}"
         )
     sys.exit(1 if misses and os.environ.get("CHECK") == "1" else 0)

@@ -13,17 +13,15 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from arms import Arm, Solved, Spent, gain, measured, table
 from branching import STATES, recovery, trained
 from methods import (
     ITERATIONS,
     SAMPLES,
     TASKS,
-    Arm,
     Setting,
-    Spent,
     curated,
     expert,
-    gain,
     imitated,
     judged,
     of_rollouts,
@@ -31,7 +29,7 @@ from methods import (
     prepared,
     rollouts,
     seeds,
-    table,
+    successes,
 )
 from methods_signals import SHOWING, noted
 
@@ -44,7 +42,7 @@ MANY = TASKS * ITERATIONS
 
 def experience() -> bool:
     from agentrl.pipelines.stages.reopen import reopen
-    from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
+    from agentrl.pipelines.stages.trajectories import sample, synthesize
 
     shown = {f"{kind}, k {k}": Arm(f"{kind}, k {k}") for kind in ("not shown", "shown") for k in (0, 1, 3)}
     arms = {name: Arm(name) for name in ("warm", "rejection", "rejection, k 3", "GRPO")}
@@ -58,20 +56,14 @@ def experience() -> bool:
         }
         for kind, setting in settings.items():
             for k in (0, 1, 3):
-                config = {"samples": 1, **seeing(k)}
-                wired = {"experience": [walks]} if k else {}
-                made = harness.run(sample, config, model=setting.warm, tasks=setting.judged, **wired)["trajectories"]
-                solved = {
-                    row["task_id"]: float(row["success"]) for row in made.table(["task_id", "success"]).to_pylist()
-                }
-                shown[f"{kind}, k {k}"].add(solved, of_rollouts(made))
+                shown[f"{kind}, k {k}"].add(*seen_by(setting, walks, k))
         setting = settings["shown"]
         some = harness.tasks(setting.tasks.read()[:STATES])
         arms["warm"].add(judged(setting, setting.warm), Spent())
         for name, k in (("rejection", 0), ("rejection, k 3", 3)):
             wired = {"experience": [walks]} if k else {}
             rows = harness.run(sample, {"samples": SAMPLES, **seeing(k)}, model=setting.warm, tasks=some, **wired)
-            good = harness.run(reject, {"keep": 2}, trajectories=[rows["trajectories"]])["trajectories"]
+            good = successes(setting, [rows["trajectories"]])
             good = harness.run(reopen, trajectories=[good], model=setting.warm, tasks=[some])["trajectories"]
             model, more = curated(setting, [good])
             arms[name].add(judged(setting, model), of_rollouts(rows["trajectories"]) + more)
@@ -82,11 +74,27 @@ def experience() -> bool:
     print(f"experience, rooms: held-out walks alone, after {STATES * SAMPLES:,} rollouts a seed with k runs in sight")
     table(arms)
     met = [
-        gain(f"experience, {kind}, k {k}", shown[f"{kind}, k 0"], shown[f"{kind}, k {k}"])
+        gain(f"experience, {kind}, k {k}", shown, f"{kind}, k 0", f"{kind}, k {k}", start=arms["warm"])
         for kind in ("not shown", "shown")
         for k in (1, 3)
     ]
-    return gain("experience, learned from", arms["rejection"], arms["rejection, k 3"]) and met[-1]
+    return gain("experience, learned from", arms, "rejection", "rejection, k 3") and met[-1]
+
+
+def seen_by(setting: Setting, walks: Any, k: int) -> tuple[Solved, Spent]:
+    """What a policy solves with ``k`` of these walks in sight, and the tokens of that at temperature 1."""
+    from agentrl.pipelines.stages.trajectories import sample
+
+    wired, spent = {"experience": [walks]} if k else {}, Spent()
+
+    def play(tasks: Any, temperature: float) -> dict[str, float]:
+        nonlocal spent
+        config = {"samples": 1, "sampling": {"temperature": temperature}, **seeing(k)}
+        made = setting.harness.run(sample, config, model=setting.warm, tasks=tasks, **wired)["trajectories"]
+        spent = of_rollouts(made) if temperature == 1 else spent
+        return {row["task_id"]: float(row["success"]) for row in made.table(["task_id", "success"]).to_pylist()}
+
+    return measured(play, setting.dev, setting.judged), spent
 
 
 def seeing(k: int) -> dict[str, Any]:
@@ -100,7 +108,7 @@ def guidance() -> bool:
     from agentrl.pipelines.methods.reflexion.notes import reflect
     from agentrl.pipelines.methods.star.rationalize import rationalize
     from agentrl.pipelines.stages.train import dpo
-    from agentrl.pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.trajectories import sample
 
     names = ("warm", "rejection", "guidance", "DPO", "DPO, guided", "GRPO")
     arms = {name: Arm(name) for name in names}
@@ -117,7 +125,7 @@ def guidance() -> bool:
         )  # fmt: skip
         print(f"guidance, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
         for name, plain, guided, spent in retried_or_plain("guidance", setting, some, first, made):
-            good = harness.run(reject, {"keep": 2}, trajectories=plain)["trajectories"]
+            good = successes(setting, plain)
             model, taught = curated(setting, [good, *guided])
             arms[name].add(judged(setting, model), spent + taught)
             pairs = harness.run(outcome, trajectories=[*guided, *plain], model=setting.warm)["pairs"]
@@ -129,14 +137,14 @@ def guidance() -> bool:
         f"\nguidance, rooms: {SAMPLES // 2} rollouts of {MANY} tasks a seed, {SAMPLES} more of those that none solved"
     )
     table(arms)
-    met = gain("guidance, rooms", arms["rejection"], arms["guidance"])
-    return gain("guidance, DPO", arms["DPO"], arms["DPO, guided"]) and met
+    met = gain("guidance, rooms", arms, "rejection", "guidance")
+    return gain("guidance, DPO", arms, "DPO", "DPO, guided") and met
 
 
 def star(env: str) -> bool:
     """Tasks that no rollout solved tried again with the answer as a hint, or as often without."""
     from agentrl.pipelines.methods.star.rationalize import rationalize
-    from agentrl.pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.trajectories import sample
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "STaR", "GRPO")}
     for seed, folder in seeds(f"star {env}", arms):
@@ -149,14 +157,14 @@ def star(env: str) -> bool:
         made = harness.run(rationalize, config, model=setting.warm, tasks=some, trajectories=[first])
         print(f"star, {env}, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
         for name, plain, hinted, spent in retried_or_plain("STaR", setting, some, first, made):
-            good = harness.run(reject, {"keep": 2}, trajectories=plain)["trajectories"]
+            good = successes(setting, plain)
             model, taught = curated(setting, [good, *hinted])
             arms[name].add(judged(setting, model), spent + taught)
         model, more = grpo_on_as_many(setting, first, made)
         arms["GRPO"].add(judged(setting, model), more)
     print(f"\nstar, {env}: {SAMPLES // 2} rollouts of {MANY} tasks a seed, as many more of those that none solved")
     table(arms)
-    return gain(f"star, {env}", arms["rejection"], arms["STaR"])
+    return gain(f"star, {env}", arms, "rejection", "STaR")
 
 
 def retried_or_plain(
@@ -196,7 +204,7 @@ def unsolved(tasks: Any, rows: Any) -> list[Any]:
 def splice(env: str) -> bool:
     """The replays that prove splices are calls; another baseline gets as many, as further rollouts."""
     from agentrl.pipelines.methods.splice.splice import splice as stage
-    from agentrl.pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.trajectories import sample
 
     more_calls = "rejection, as many calls"
     arms, recovered = (
@@ -205,8 +213,8 @@ def splice(env: str) -> bool:
 
     def add(setting: Setting, name: str, model: Any, spent: Spent) -> None:
         if model is setting.warm and name != "warm":  # there was nothing to learn from
-            arms[name].add(arms["warm"].runs[-1], spent)
-            recovered[name].add(recovered["warm"].runs[-1], spent)
+            arms[name].add(arms["warm"].solved[-1], spent)
+            recovered[name].add(recovered["warm"].solved[-1], spent)
             return
         arms[name].add(judged(setting, model), spent)
         recovered[name].add(recovery(setting, model) if env == "rooms" else {}, spent)
@@ -218,7 +226,7 @@ def splice(env: str) -> bool:
         tasks = setting.harness.tasks(setting.tasks.read()[:MANY])
         rows = run(sample, {"samples": SAMPLES}, model=setting.warm, tasks=tasks)["trajectories"]
         spent = of_rollouts(rows)
-        good = run(reject, {"keep": 2}, trajectories=[rows])["trajectories"]
+        good = successes(setting, [rows])
         model, more = curated(setting, [good])
         add(setting, "rejection", model, spent + more)
         made = run(stage, {"per_task": 2}, trajectories=[rows], model=setting.warm, tasks=[tasks])
@@ -227,16 +235,16 @@ def splice(env: str) -> bool:
         model, more = curated(setting, [good, made["trajectories"]])
         add(setting, "rejection + splice", model, spent + proved + more)
         others, beside = rollouts(setting, tasks, proved.calls, by="calls")
-        model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=[rows, *others])["trajectories"]])
+        model, more = curated(setting, [successes(setting, [rows, *others])])
         add(setting, more_calls, model, spent + beside + more)
         model, more, _ = online(setting)
         add(setting, "GRPO", model, more)
     print(f"\nsplice, {env}: {MANY * SAMPLES:,} rollouts a seed")
     table(arms)
-    met = gain(f"splice, {env}", arms["rejection"], arms["rejection + splice"])
-    met = gain(f"splice, {env}", arms[more_calls], arms["rejection + splice"], by="calls") and met
+    met = gain(f"splice, {env}", arms, "rejection", "rejection + splice")
+    met = gain(f"splice, {env}", arms, more_calls, "rejection + splice", by="calls") and met
     if env == "rooms":
         print("splice, rooms: success after a planted wrong turn")
         table(recovered)
-        met = gain("splice, recovery", recovered["rejection"], recovered["rejection + splice"]) and met
+        met = gain("splice, recovery", recovered, "rejection", "rejection + splice") and met
     return met

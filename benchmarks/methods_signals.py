@@ -18,17 +18,15 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from arms import Arm, Spent, gain, table
 from methods import (
     COURSES,
     ITERATIONS,
     SAMPLES,
     TASKS,
-    Arm,
     Setting,
-    Spent,
     curated,
     expert,
-    gain,
     imitated,
     judged,
     of_rollouts,
@@ -37,7 +35,7 @@ from methods import (
     prepared,
     rejected,
     seeds,
-    table,
+    successes,
 )
 
 SHOWING = {"context": [{"notes": {}}]}
@@ -63,7 +61,7 @@ def curriculum() -> bool:
         print(f"curriculum, seed {seed}: level of each iteration {levels}", file=sys.stderr, flush=True)
     print(f"\ncurriculum, rooms of levels 1 to 6: {ITERATIONS * 4 // 3} iterations of {TASKS} tasks a seed")
     table(arms)
-    return gain("curriculum, rooms", arms["GRPO"], arms["GRPO + curriculum"])
+    return gain("curriculum, rooms", arms, "GRPO", "GRPO + curriculum")
 
 
 def resample() -> bool:
@@ -84,7 +82,7 @@ def resample() -> bool:
         arms["GRPO"].add(judged(setting, model), more)
     print(f"\nresample, rooms: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed with resampled turns")
     table(arms)
-    return gain("resample, rooms", arms["GRPO"], arms["GRPO, resampled turns"])
+    return gain("resample, rooms", arms, "GRPO", "GRPO, resampled turns")
 
 
 def rank() -> bool:
@@ -105,12 +103,12 @@ def rank() -> bool:
         arms["rejection"].add(judged(setting, model), more)
     print(f"\nrank, rooms: {rows:,} rollouts a seed, a judge that is right with probability 0.8")
     table(arms)
-    met = gain("rank, rooms, alone", arms["GRPO"], arms["GRPO, ranks"])
-    return gain("rank, rooms", arms["GRPO"], arms["GRPO, verifier + ranks"]) and met
+    met = gain("rank, rooms, alone", arms, "GRPO", "GRPO, ranks")
+    return gain("rank, rooms", arms, "GRPO", "GRPO, verifier + ranks") and met
 
 
 def distill() -> bool:
-    from agentrl.pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.trajectories import sample
 
     names = ("warm", "teacher", "rejection", "SFT on its samples", "GRPO", "distilled")
     arms = {name: Arm(name) for name in names}
@@ -123,7 +121,7 @@ def distill() -> bool:
         tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * FEW])
         for name, model in (("rejection", setting.warm), ("SFT on its samples", teacher)):
             rows = run(sample, {"samples": SAMPLES}, model=model, tasks=tasks)["trajectories"]
-            kept = run(reject, {"keep": 2}, trajectories=[rows])["trajectories"] if name == "rejection" else rows
+            kept = successes(setting, [rows]) if name == "rejection" else rows
             spent = of_rollouts(rows)
             if name != "rejection":
                 spent = Spent(foreign=spent.sampled, calls=spent.calls)
@@ -134,7 +132,7 @@ def distill() -> bool:
         arms["distilled"].add(*distilled(setting, teacher=teacher))
     print(f"\ndistill, lookup: {TASKS * FEW * SAMPLES:,} rollouts of the student a seed")
     table(arms)
-    return gain("distill, lookup", arms["GRPO"], arms["distilled"])
+    return gain("distill, lookup", arms, "GRPO", "distilled")
 
 
 def distilled(setting: Setting, config: dict[str, Any] | None = None, **inputs: Any) -> tuple[dict[str, float], Spent]:
@@ -181,7 +179,7 @@ def self_distill(env: str) -> bool:
         arms["GRPO"].add(judged(setting, model), more)
     print(f"\nself_distill, {env}: {TASKS * FEW * SAMPLES:,} rollouts of the student a seed")
     table(arms)
-    return gain(f"self_distill, {env}", arms["GRPO"], arms["taught by itself"])
+    return gain(f"self_distill, {env}", arms, "GRPO", "taught by itself")
 
 
 def echo(env: str) -> bool:
@@ -197,7 +195,7 @@ def echo(env: str) -> bool:
         arms["rejection"].add(judged(setting, model), more)
     print(f"\necho, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
     table(arms)
-    return gain(f"echo, {env}", arms["GRPO"], arms["GRPO + observations"])
+    return gain(f"echo, {env}", arms, "GRPO", "GRPO + observations")
 
 
 def rwml(env: str) -> bool:
@@ -213,7 +211,10 @@ def rwml(env: str) -> bool:
         made = harness.run(predict, {"turns": 1, "heldout": 0.2}, trajectories=[walks])
         shown = harness.run(synthesize, {"coverage": 0.3}, tasks=made["train"])["trajectories"]
         setting = imitated("predicting", env, harness, tasks, [walks, shown])
-        of_world = replace(setting, tasks=made["train"], judged=made["heldout"])
+        asked = made["heldout"].read()
+        few = max(1, len(asked) // 4)
+        of_dev, of_judged = harness.tasks(asked[:few]), harness.tasks(asked[few:] or asked)  # small: there is one
+        of_world = replace(setting, tasks=made["train"], judged=of_judged, dev=of_dev)
         found = {"warm": (setting.warm, Spent())}
         model, spent, _ = online(setting)
         found["GRPO"] = model, spent
@@ -231,7 +232,7 @@ def rwml(env: str) -> bool:
     table(worlds)
     print(f"rwml, {env}: rollouts, as many sampled tokens as {TASKS * ITERATIONS * SAMPLES:,} of them a seed have")
     table(arms)
-    return gain(f"rwml, {env}", arms["GRPO"], arms["world model, then GRPO"])
+    return gain(f"rwml, {env}", arms, "GRPO", "world model, then GRPO")
 
 
 def reflexion() -> bool:
@@ -250,7 +251,7 @@ def reflexion() -> bool:
             arm.add(*retried(setting, first, budget, name))
     print("\nreflexion, rooms: tasks solved by retries of as many tokens, of those that one rollout failed")
     table(arms)
-    return gain("reflexion, rooms", arms["plain retries"], arms["retries with notes"])
+    return gain("reflexion, rooms", arms, "plain retries", "retries with notes")
 
 
 def noted(seed: int, folder: Any) -> Setting:

@@ -12,8 +12,9 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from arms import SMALL, Arm, Spent, gain, table
 from branching import STATES, as_online, of_continuations, of_levels, settings, trained
-from methods import SMALL, Arm, Spent, curated, gain, judged, of_rollouts, rollouts, seeds, table
+from methods import curated, judged, of_rollouts, rollouts, seeds, successes
 from methods_signals import noted, retried, solved_by
 
 ROUNDS = 2 if SMALL else 8
@@ -41,7 +42,6 @@ def guided(env: str) -> bool:
 def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> bool:
     """The first of the ways has :data:`ROUNDS` rounds, and the others sample as many tokens of each task."""
     from agentrl.pipelines.methods.lats.search import tree
-    from agentrl.pipelines.stages.trajectories import reject
 
     learned = [name + how for name in ways for how in LEARNED]
     arms = {name: Arm(name) for name in ("warm", "GRPO", "rollouts", *learned)}
@@ -60,17 +60,17 @@ def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> boo
         arms["GRPO"].add(judged(setting, model), more)
         for name, (selections, cost) in rows.items():
             found[name].add(solved(tasks, selections), cost)
-            good = [run(reject, {"keep": 2}, trajectories=selections)["trajectories"]]
+            good = [successes(setting, selections)]
             for how, prefixes in LEARNED.items() if name in ways else {"": "context"}.items():
                 model, more = curated(setting, good, prefixes=prefixes)
                 arms[name + how].add(judged(setting, model), cost + more)
         by_difficulty(others, found)
     print(f"\n{experiment}, {env}, levels 4 to 6: train tasks solved, of {STATES} a seed")
     table(found)
-    met = [gain(f"{name}, {env}, train tasks", found["rollouts"], found[name]) for name in ways]
+    met = [gain(f"{name}, {env}, train tasks", found, "rollouts", name) for name in ways]
     print(f"{experiment}, {env}, levels 4 to 6: held-out success after one supervised stage on what was solved")
     table(arms)
-    return all([gain(f"{name}, {env}", arms["rollouts"], arms[name]) for name in learned] + met)
+    return all([gain(f"{name}, {env}", arms, "rollouts", name) for name in learned] + met)
 
 
 def preferred() -> bool:
@@ -78,7 +78,6 @@ def preferred() -> bool:
     from agentrl.pipelines.methods.agentq.pairs import agentq
     from agentrl.pipelines.methods.lats.search import tree
     from agentrl.pipelines.stages.train import dpo
-    from agentrl.pipelines.stages.trajectories import reject
 
     values = {"DPO, tree": "shepherd", "DPO, tree, ReST": "rest"}
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "DPO, whole rollouts", *values)}
@@ -100,11 +99,11 @@ def preferred() -> bool:
         arms["DPO, whole rollouts"].add(judged(setting, model), spent + more)
         model, more = as_online(setting, others)
         arms["GRPO"].add(judged(setting, model), more)
-        model, more = curated(setting, [run(reject, {"agree": 2}, trajectories=others)["trajectories"]])
+        model, more = curated(setting, [successes(setting, others)])
         arms["rejection"].add(judged(setting, model), spent + more)
     print(f"\npreferred, rooms: trees of {STATES} tasks a seed")
     table(arms)
-    met = [gain(f"preferred, rooms, {name}", arms["DPO, whole rollouts"], arms[name]) for name in values]
+    met = [gain(f"preferred, rooms, {name}", arms, "DPO, whole rollouts", name) for name in values]
     return all(met)
 
 
@@ -131,8 +130,8 @@ def reflected() -> bool:
         arms["plain retries"].add({**solved_by(first), **later}, spent + more)
     print(f"\nreflected, rooms, levels 4 to 6: train tasks solved, of {STATES} a seed")
     table(arms)
-    met = gain("reflected, rooms, search", arms["plain retries"], arms["search"])
-    return gain("reflected, rooms", arms["search"], arms["search with notes"]) and met
+    met = gain("reflected, rooms, search", arms, "plain retries", "search")
+    return gain("reflected, rooms", arms, "search", "search with notes") and met
 
 
 def solved(tasks: Any, selections: list[Any]) -> dict[str, float]:

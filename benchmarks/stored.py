@@ -8,24 +8,22 @@
 
 from typing import Any
 
+from arms import Arm, Spent, gain, table
 from branching import STEPS, as_online, grouped, of_continuations, settings, trained
 from methods import (
     BATCH,
     ITERATIONS,
     SAMPLES,
     TASKS,
-    Arm,
     Setting,
-    Spent,
     curated,
-    gain,
     judged,
     of_rollouts,
     online,
     prepared,
     rollouts,
     seeds,
-    table,
+    successes,
 )
 
 GROUPS = STEPS * BATCH // SAMPLES
@@ -67,8 +65,8 @@ def replay(env: str) -> bool:
         arms["GRPO"].add(judged(setting, model), more)
     print(f"\nreplay, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed, {GROUPS} of {TASKS * ITERATIONS} groups")
     table(arms)
-    first_gained = gain(f"replay, {env}, supervised", arms["rejection, agree 2"], arms["success first"])
-    return gain(f"replay, {env}, GRPO", arms["GRPO, groups alike"], arms["GRPO, by surprise"]) and first_gained
+    first_gained = gain(f"replay, {env}, supervised", arms, "rejection, agree 2", "success first")
+    return gain(f"replay, {env}, GRPO", arms, "GRPO, groups alike", "GRPO, by surprise") and first_gained
 
 
 def drawn(setting: Setting, rows: Any, draw: dict[str, Any]) -> Any:
@@ -82,7 +80,7 @@ def drawn(setting: Setting, rows: Any, draw: dict[str, Any]) -> Any:
 def counterfactual() -> bool:
     from agentrl.pipelines.methods.fork.fork import fork
     from agentrl.pipelines.stages.train import offline
-    from agentrl.pipelines.stages.trajectories import reject, sample
+    from agentrl.pipelines.stages.trajectories import sample
 
     ways = {"RLOO, first turns": {"credit": "fork_turn"}, "RLOO, new turns": {}}
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "RLOO, whole rollouts", *ways)}
@@ -101,9 +99,9 @@ def counterfactual() -> bool:
         arms["RLOO, whole rollouts"].add(judged(setting, model), spent + more)
         model, more = as_online(setting, others)
         arms["GRPO"].add(judged(setting, model), more)
-        model, more = curated(setting, [run(reject, {"keep": 2}, trajectories=others)["trajectories"]])
+        model, more = curated(setting, [successes(setting, others)])
         arms["rejection"].add(judged(setting, model), spent + more)
     print("\ncounterfactual, rooms: the least certain turn of two rollouts of each task")
     table(arms)
-    met = gain("counterfactual, rooms", arms["RLOO, whole rollouts"], arms["RLOO, first turns"])
-    return gain("counterfactual, rooms, credit", arms["RLOO, new turns"], arms["RLOO, first turns"]) and met
+    met = gain("counterfactual, rooms", arms, "RLOO, whole rollouts", "RLOO, first turns")
+    return gain("counterfactual, rooms, credit", arms, "RLOO, new turns", "RLOO, first turns") and met

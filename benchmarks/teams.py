@@ -7,8 +7,9 @@
 import json
 from typing import Any
 
+from arms import SMALL, Arm, Solved, Spent, gain, measured, table
 from branching import STATES, trained
-from methods import LR, SMALL, TASKS, Arm, Setting, Spent, curated, expert, gain, imitated, judged, online, seeds, table
+from methods import LR, TASKS, Setting, curated, expert, imitated, judged, online, seeds
 
 PLAN = {"name": "planner", "ask": "plan?"}
 PLANS, WALKS = (2, 2) if SMALL else (4, 2)
@@ -36,10 +37,10 @@ def teams() -> bool:
         drawn = max(1, TASKS // 4)
         iterations = max(1, round(spent.sampled / tokens_of(rows, "walker") / drawn / 8))
         model, more, _ = online(setting, tasks=drawn, samples=8, iterations=iterations)
-        arms["GRPO, alone"].add(judged(setting, model), more)
+        arms["GRPO, alone"].add(judged(setting, model), more)  # another task: it walks without a plan
     print(f"\nteams, rooms: a planner and a walker, {STATES} tasks a seed, learning rate {LR['offline']}")
     table(arms)
-    return gain("teams, rooms", arms["GRPO, joint"], arms["GRPO, marginal"])
+    return gain("teams, rooms", arms, "GRPO, joint", "GRPO, marginal")
 
 
 def shown_both(seed: int, folder: Any) -> Setting:
@@ -70,7 +71,7 @@ def shown_both(seed: int, folder: Any) -> Setting:
     return imitated("team", "rooms", harness, tasks, [walks, harness.trajectories(rows)], kinds=3)
 
 
-def acted(setting: Setting, tasks: Any, model: Any = None, **config: int) -> tuple[Any, Spent]:
+def acted(setting: Setting, tasks: Any, model: Any = None, **config: Any) -> tuple[Any, Spent]:
     """Rollouts of both agents, and what they cost."""
     from agentrl.pipelines.methods.team.team import team
 
@@ -78,11 +79,15 @@ def acted(setting: Setting, tasks: Any, model: Any = None, **config: int) -> tup
     return made["trajectories"], Spent(int(made.metrics["sampled_tokens"]), 0, int(made.metrics["environment_calls"]))
 
 
-def together(setting: Setting, model: Any) -> dict[str, float]:
-    """Task -> success of one rollout of both agents at temperature 1."""
-    rows, _ = acted(setting, setting.judged, model, samples=1)
-    found = rows.table(["task_id", "agent", "success"]).to_pylist()
-    return {row["task_id"]: float(bool(row["success"])) for row in found if row["agent"] == "walker"}
+def together(setting: Setting, model: Any) -> Solved:
+    """What one rollout of both agents solves of each task."""
+
+    def play(tasks: Any, temperature: float) -> dict[str, float]:
+        rows, _ = acted(setting, tasks, model, samples=1, sampling={"temperature": temperature})
+        found = rows.table(["task_id", "agent", "success"]).to_pylist()
+        return {row["task_id"]: float(bool(row["success"])) for row in found if row["agent"] == "walker"}
+
+    return measured(play, setting.dev, setting.judged)
 
 
 def tokens_of(rows: Any, agent: str) -> float:
@@ -93,11 +98,11 @@ def tokens_of(rows: Any, agent: str) -> float:
 
 
 def solved(setting: Setting, rows: Any) -> Any:
-    """Both rows of two episodes of each task that were successes."""
+    """Both rows of one successful episode of each task."""
     kept: dict[str, list[str]] = {}
     for row in rows.table(["task_id", "episode_id", "success"]).to_pylist():
         mine = kept.setdefault(row["task_id"], [])
-        if row["success"] and row["episode_id"] not in mine and len(mine) < 2:
+        if row["success"] and row["episode_id"] not in mine and not mine:
             mine.append(row["episode_id"])
     chosen = {name for mine in kept.values() for name in mine}
     found = [row for row in rows.read() if row.episode_id in chosen]

@@ -14,7 +14,7 @@ from agentrl.datastore.storage.delta_paths import opened_as
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage, storage_options
 from agentrl.datastore.table.delta_log import commit_key, is_torn, mend
 from agentrl.datastore.table.row_digests import STORED_SCHEMA
-from agentrl.datastore.table.writer import FOLDER, SCALARS, Action
+from agentrl.datastore.table.writer import FOLDER, STATISTICS, Action
 from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ VERSION_PROPERTY = "agentrl.schema_version"
 
 PROPERTIES = {
     VERSION_PROPERTY: str(TRAJECTORY_VERSION),
-    "delta.dataSkippingStatsColumns": ",".join(SCALARS),
+    "delta.dataSkippingStatsColumns": ",".join(STATISTICS),
     # artifacts point at old versions, so `vacuum` decides which files may be removed
     "delta.logRetentionDuration": "interval 36500 days",
     "delta.deletedFileRetentionDuration": "interval 36500 days",

@@ -208,19 +208,21 @@ def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 class _Statistics:
-    """Least and greatest values and nulls of :data:`STATISTICS`, over all rows of a file."""
+    """Least and greatest values and nulls of :data:`STATISTICS`, over all rows of a file. Of a column that may not
+    have nulls the schema says so."""
 
     def __init__(self) -> None:
         self._rows = 0
         self._least: dict[str, Any] = {}
         self._most: dict[str, Any] = {}
-        self._nulls = dict.fromkeys(STATISTICS, 0)
+        self._nulls = {name: 0 for name in STATISTICS if STORED_SCHEMA.field(name).nullable}
 
     def add(self, table: pa.Table) -> None:
         self._rows += table.num_rows
         for name in STATISTICS:
             nulls = table[name].null_count
-            self._nulls[name] += nulls
+            if name in self._nulls:
+                self._nulls[name] += nulls
             if pa.types.is_boolean(table.schema.field(name).type) or nulls == table.num_rows:
                 continue
             bounds = pc.min_max(table[name])

@@ -37,9 +37,9 @@ def test_the_log_has_bounds_of_few_columns(tmp_path: Path) -> None:
     appended(tmp_path, [0])
     [add] = adds(tmp_path)
     stats = json.loads(str(add["stats"]))
-    assert set(stats["nullCount"]) == set(writer.STATISTICS)
+    assert set(stats["nullCount"]) == {"reward", "success"}  # of the others the schema says that they have none
     assert set(stats["minValues"]) <= set(writer.STATISTICS) >= set(stats["maxValues"])
-    assert len(json.dumps(add)) < 1400  # 3,141 with thirty columns
+    assert len(json.dumps(add)) < 1200  # 3,141 with thirty columns
     table = DeltaTable(tmp_path / "trajectories")
     named = table.metadata().configuration["delta.dataSkippingStatsColumns"]
     assert named.split(",") == list(writer.STATISTICS)
@@ -58,7 +58,7 @@ def test_delta_rs_keeps_to_the_same_columns(tmp_path: Path) -> None:
 
 
 def test_files_are_skipped_by_what_queries_filter_by(tmp_path: Path) -> None:
-    buffer = appended(tmp_path, range(4))
+    appended(tmp_path, range(4))
     last = str(adds(tmp_path)[-1]["path"])
     for path in (tmp_path / "trajectories").glob("*.parquet"):
         if path.name != last:
@@ -81,10 +81,8 @@ def test_a_table_made_with_bounds_of_all_scalars_goes_on(tmp_path: Path, monkeyp
         older.setitem(delta_table.PROPERTIES, "delta.dataSkippingStatsColumns", ",".join(writer.SCALARS))
         appended(tmp_path, range(2))
     buffer = appended(tmp_path, range(2, 4))
-    assert [len(json.loads(str(add["stats"]))["nullCount"]) for add in adds(tmp_path)] == [
-        *[len(every)] * 2,
-        *[len(writer.STATISTICS)] * 2,
-    ]
+    bounds = [len(json.loads(str(add["stats"]))["minValues"]) for add in adds(tmp_path)]
+    assert min(bounds[:2]) > 20 > 11 > max(bounds[2:])
     DeltaTable(buffer.uri).create_checkpoint()
 
     def asked(condition: pl.Expr) -> int:

@@ -11,7 +11,7 @@ EXTRAS_VENV ?= .venv-extras
 AGENTS ?= build/agents
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer clean
+.PHONY: run bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -62,9 +62,12 @@ test-adapters: $(VENV)/.dev $(ADAPTERS_VENV)/.ready
 	  INSPECT_PYTHON=$(abspath $(ADAPTERS_VENV))/inspect/bin/python $(BIN)/pytest -m adapters --durations=0 \
 	  tests/agentrl/test_adapters.py tests/datastore/test_formats_consumers.py
 
-# Claude Code and Codex themselves, at pinned versions, in front of the recorder. AGENTS is where they are installed
+# coding agents at pinned versions. AGENTS is where they are installed
+agents: $(AGENTS)/.ready
+
+# these agents themselves, in front of the recorder and as an environment
 test-harness: $(VENV)/.dev $(AGENTS)/.ready
-	OMP_NUM_THREADS=1 AGENTS=$(abspath $(AGENTS)) $(BIN)/pytest -m harness --durations=0 tests/agentrl/test_harness_clients.py
+	OMP_NUM_THREADS=1 AGENTS=$(abspath $(AGENTS)) $(BIN)/pytest -m harness --durations=0 tests/agentrl/test_harness_clients.py tests/agentrl/test_harness_agents.py
 
 # the viewer in Debian's chromium; screenshots are in build/viewer
 test-viewer: $(VENV)/.viewer chromium
@@ -188,9 +191,9 @@ $(VIEWERS)/.ready:
 $(AGENTS)/.ready: Makefile
 	@command -v npm >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq npm; } || \
 	  { echo "Coding agents come from npm. Install it: sudo apt-get install npm"; exit 1; }
-	@echo "Installing Claude Code and Codex into $(AGENTS) (once, about 640 MB) ..."
+	@echo "Installing Claude Code, Codex and OpenCode into $(AGENTS) (once, about 1 GB) ..."
 	@mkdir -p $(AGENTS) && npm install --silent --ignore-scripts --no-audit --no-fund --prefix $(AGENTS) \
-	  @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
+	  @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33
 	@touch $@
 
 $(VLLM_VENV)/.ready: pyproject.toml

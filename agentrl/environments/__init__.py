@@ -14,6 +14,7 @@ from agentrl.schemas.declared import is_environment
 ENVIRONMENTS = {
     "code": "agentrl.environments.code.environment:Code",
     "gymnasium": "agentrl.environments.adapters.gymnasium:GymnasiumEnvironment",
+    "harness": "agentrl.environments.harness.environment:HarnessEnvironment",
     "lookup": "agentrl.environments.lookup:LookupEnvironment",
     "math": "agentrl.environments.math.environment:Math",
     "mcp": "agentrl.environments.adapters.mcp:McpEnvironment",

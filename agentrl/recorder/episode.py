@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from agentrl.engines.base import Session, Turn
+from agentrl.engines.base import Turn
 from agentrl.recorder.lines import Line, lines
 from agentrl.recorder.tree import SampledTurn, Tree, received
 from agentrl.recorder.wire import MOST
@@ -98,14 +98,14 @@ class Damage(NamedTuple):
 class RecordedEpisode:
     """``name`` is its id. ``key`` is the client's, None if nobody opened the episode. ``turns`` counts those that were
     asked for. ``closed`` says that no further turn is sampled; without an ``outcome`` it is unscored, and ``why`` says
-    how it came to that. ``folder`` has the file."""
+    how it came to that. ``folder`` has the file; without one there is no file."""
 
     recording: str
     number: int
     about: About
     policy: str
     tokenizer: str
-    folder: Path
+    folder: Path | None
     key: str | None = None
     created: float = field(default_factory=time.time)
     last: float = field(default_factory=time.time)
@@ -124,6 +124,7 @@ class RecordedEpisode:
 
     @property
     def path(self) -> Path:
+        assert self.folder is not None
         return self.folder / f"{self.number:06d}.jsonl"
 
     def begin(self) -> None:
@@ -140,6 +141,8 @@ class RecordedEpisode:
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line. It outlives the process from here on, but not the machine."""
+        if self.folder is None:
+            return
         data = _LINE(line).encode() + b"\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -204,6 +207,8 @@ class RecordedEpisode:
 
     def sampled(self, turn: SampledTurn) -> None:
         """Write a turn and the counts so far."""
+        if self.folder is None:
+            return
         self.write({"turn": _line_of(turn), "counts": dict(self.counts)})
 
     # -- rows
@@ -229,19 +234,8 @@ class RecordedEpisode:
 
     def _row(self, line: Line, earlier: list[Trajectory], task_id: str, counts: Counter[str]) -> Trajectory:
         turns, shared = line.turns, line.shared
-        session, messages, fork_at = Session(), list[Message](), 0
-        for number, turn in enumerate(turns):
-            start = len(session.ids)
-            session.observe(turn.heard_ids)
-            end = len(session.ids)
-            for index, message in enumerate(turn.heard):
-                messages.append(message.model_copy(update={"token_start": end if index else start, "token_end": end}))
-            if number < shared:
-                session.observe(turn.turn.ids)
-                fork_at = len(session.ids)
-            else:
-                session.act(turn.turn)
-            messages.append(turn.message.model_copy(update={"token_start": end, "token_end": len(session.ids)}))
+        session, fork_at = line.session()
+        messages = session.messages
         first, last, outcome = turns[0], turns[-1], self.outcome if line.trained else None
         sampled = len(turns)
         written = sum(message.role is Role.ASSISTANT for message in messages) - sampled

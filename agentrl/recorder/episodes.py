@@ -106,7 +106,7 @@ class Episodes:
                 self.close(episode, None, "its model is not served any more")
             else:
                 opened += 1
-                self._register(episode)
+                self.register(episode)
                 for turn in episode.tree.turns:
                     self.add(episode, turn)
         before = sum(1 for _ in listed(folder.parent) if _.recording == folder.name) - damaged
@@ -139,10 +139,11 @@ class Episodes:
         episode = RecordedEpisode(self.recording, self._numbers, about, self.policy, self.tokenizer, folder, key)
         self._numbers += 1
         episode.begin()
-        self._register(episode)
+        self.register(episode)
         return episode
 
-    def _register(self, episode: RecordedEpisode) -> None:
+    def register(self, episode: RecordedEpisode) -> None:
+        """Make an episode known to requests."""
         self.opened[episode.name] = episode
         if episode.key:
             self.by_key[episode.key] = episode

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
+from agentrl.engines.base import Session
 from agentrl.recorder.tree import SampledTurn, received
 from agentrl.schemas.json_text import loads
 from agentrl.schemas.trajectory import Role
@@ -35,6 +36,26 @@ class Line:
     agent: str
     kind: Kind = "turn"
     trained: bool = True
+
+    def session(self) -> tuple[Session, int]:
+        """All tokens, with the conversation and its tools, and how many of them belong to the earlier line."""
+        session, fork_at = Session(), 0
+        for number, turn in enumerate(self.turns):
+            start = len(session.ids)
+            session.observe(turn.heard_ids)
+            end = len(session.ids)
+            for index, message in enumerate(turn.heard):
+                span = {"token_start": end if index else start, "token_end": end}
+                session.messages.append(message.model_copy(update=span))
+            if number < self.shared:
+                session.observe(turn.turn.ids)
+                fork_at = len(session.ids)
+            else:
+                session.act(turn.turn)
+            span = {"token_start": end, "token_end": len(session.ids)}
+            session.messages.append(turn.message.model_copy(update=span))
+        session.tools = self.turns[0].tools
+        return session, fork_at
 
 
 def lines(turns: Sequence[SampledTurn]) -> Iterator[Line]:

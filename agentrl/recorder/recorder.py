@@ -38,12 +38,14 @@ _LONG = 1000  # tokens of a turn that is written in a thread: a millisecond
 
 @dataclass
 class RecorderSettings:
-    """``history``: see :data:`History`. ``fixed_temperature`` takes the place of those that requests ask for.
+    """``history``: see :data:`History`. ``fixed_temperature`` takes the place of those that requests ask for;
+    ``fixed_sampling`` says that they choose nothing but fewer tokens.
     ``any_model`` answers requests for models of other names too. Episodes without a request for ``idle_s`` seconds are
     closed unscored. Without ``api_key`` everybody who reaches the server may ask."""
 
     history: History = "keep"
     fixed_temperature: float | None = None
+    fixed_sampling: bool = False
     any_model: bool = False
     idle_s: float = 3600.0
     api_key: str | None = None
@@ -65,7 +67,8 @@ class Recorder:
         self._awaited: set[Turning] = set()
         """Turns that a client waits for, or is being told."""
         self._background: set[asyncio.Task[None]] = set()
-        self._takes_system_inside = takes_system_inside(self.sampler.codec)
+        codec = self.sampler.codec
+        self._takes_system_inside = codec is None or takes_system_inside(codec)
 
     async def start(self) -> list[str]:
         """Begin. Returns what is to be said about episodes that go on."""
@@ -76,11 +79,15 @@ class Recorder:
     async def stop(self) -> int:
         """End what is under way, and store what is finished. Returns the number of episodes that stay in their
         files."""
+        await self.cancel()
+        return await self.episodes.stop()
+
+    async def cancel(self) -> None:
+        """End what is under way."""
         tasks = [turning.task for turning in self._under_way if turning.task] + list(self._background)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return await self.episodes.stop()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -259,6 +266,8 @@ class Recorder:
         session = self._session(reply, before, ids)
         try:
             session.observe(new)
+            if self.sampler.policy is None:
+                session.messages, session.tools = with_own_ids(following.conversation, before), asked.tools
             seed = stream(self.sampler.seed, "recorded", episode.number, reply.number, asked.seed or 0)
             tell = reply.add if asked.stream else None
             turn, parsed = await self.sampler.turn(session, sampling, seed, asked.tools, asked.stop, tell)
@@ -279,6 +288,7 @@ class Recorder:
         if len(session.ids) == start + len(turn.ids):
             made.session = session
         else:  # the turn ends before a stop string, which the session has
+            assert self.sampler.policy is not None
             text = self.sampler.policy.tokenizer.decode(session.ids[start:])
             stopped_by = next((word for word in asked.stop if word in text), None)
             session.end()
@@ -300,7 +310,9 @@ class Recorder:
         if before is not None and before.session is not None:
             session, before.session = before.session, None
             return session
-        session = self.sampler.engine.open((reply.episode.number, reply.number), root=reply.episode.name)
+        session = self.sampler.engine.open(
+            (reply.episode.number, reply.number), root=reply.episode.about.group_id or reply.episode.name
+        )
         session.observe(ids)
         return session
 
@@ -312,6 +324,8 @@ class Recorder:
         codec, tools, conversation = self.sampler.codec, asked.tools, following.conversation
         size = sum(len(message.content) for message in conversation)
         before, rest = following.before, with_own_ids(following.rest, following.before)
+        if codec is None:
+            return before, rest, []
         if before is not None and self.settings.history == "keep":
             try:
                 return before, rest, await self.sampler.encoded(size, lambda: heard_ids(codec, before, rest, tools))
@@ -338,6 +352,8 @@ class Recorder:
             "top_k": asked.top_k,
             "max_turn_tokens": min(asked.max_tokens, own.max_turn_tokens) if asked.max_tokens else None,
         }
+        if self.settings.fixed_sampling:
+            given = {"max_turn_tokens": given["max_turn_tokens"]}
         changes = {name: value for name, value in given.items() if value is not None}
         return own.model_copy(update=changes) if changes else own
 

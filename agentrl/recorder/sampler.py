@@ -25,17 +25,19 @@ Tell = Callable[[str, str | None], None]
 
 @dataclass
 class Sampler:
-    """An engine, the policy's side that needs no weights, and how turns are sampled if a request does not say."""
+    """An engine, the policy's side that needs no weights, and how turns are sampled if a request does not say. Without
+    ``policy``, the engine reads and says messages, and no tokens. The smallest ``deadline`` is served first."""
 
     engine: Engine
-    policy: Speaker
+    policy: Speaker | None
     sampling: Sampling
     turn_s: float
     seed: int
+    deadline: int = 0
 
     @property
-    def codec(self) -> ChatCodec:
-        return self.policy.codec
+    def codec(self) -> ChatCodec | None:
+        return self.policy.codec if self.policy else None
 
     async def encoded(self, size: int, encode: Callable[[], list[int]]) -> list[int]:
         """What ``encode`` makes of so many characters."""
@@ -55,6 +57,12 @@ class Sampler:
 
         Raises EngineError if the engine fails.
         """
+        codec = self.codec
+        if codec is None or self.policy is None:
+            limits = {"seed": seed, "deadline": self.deadline, "time_limit": self.turn_s}
+            turn = await self.engine.turn(session, sampling, stop=[], **limits)  # type: ignore[arg-type]
+            assert turn.message is not None
+            return turn, Parsed(turn.message)
         ends = time.monotonic() + self.turn_s
         before = list(session.ids)
         own = Session()
@@ -65,59 +73,54 @@ class Sampler:
             turn = await self.engine.turn(
                 session,
                 sampling if size == sampling.max_turn_tokens else sampling.model_copy(update={"max_turn_tokens": size}),
-                stop=self.codec.stop_ids,
+                stop=codec.stop_ids,
                 seed=stream(seed, "piece", part),
+                deadline=self.deadline,
                 time_limit=max(0.0, ends - time.monotonic()),
             )
             session.act(turn)
             own.act(turn)
-            if stop and (end := self._said(own.ids, stop)) is not None:
+            if stop and (end := _said(own.ids, stop, self.policy)) is not None:
                 own, ended = self._cut(own, end), True
                 break
-            ended = turn.stop == "stop" and self.codec.ended(own.ids)
+            ended = turn.stop == "stop" and codec.ended(own.ids)
             whole = len(own.ids) >= sampling.max_turn_tokens or len(session.ids) >= sampling.max_tokens
             if ended or whole or turn.stop == "cut" or not turn.ids:
                 break
             if tell:
-                shown += self._told(own.ids, before, tools, shown, max(map(len, stop), default=0), tell)
-        parsed = self.codec.parse(own.ids, before, tools)
+                shown += _told(codec, own.ids, before, tools, shown, max(map(len, stop), default=0), tell)
+        parsed = codec.parse(own.ids, before, tools)
         if tell and parsed.message.content.startswith(shown) and (rest := parsed.message.content[len(shown) :]):
             tell(rest, parsed.message.reasoning)
         how: Literal["stop", "length", "cut"] = "stop" if ended else "cut" if turn.stop == "cut" else "length"
         return Turn(own.ids, own.logprobs, own.spans, how), parsed
 
-    def _told(
-        self,
-        ids: list[int],
-        before: list[int],
-        tools: str,
-        shown: str,
-        kept: int,
-        tell: Callable[[str, str | None], None],
-    ) -> str:
-        """Tell the text that no later token can turn into something else, and return it. The last ``kept`` characters
-        may be the beginning of a stop string."""
-        parsed = self.codec.parse(ids, before, tools)
-        text = "" if parsed.error or parsed.message.tool_calls else parsed.message.content
-        marks = _MAY_BEGIN_A_CALL if tools != "[]" else "<"
-        text = text[: min((index for mark in marks if (index := text.find(mark)) >= 0), default=len(text))]
-        text = text[: max(0, len(text) - kept)].rstrip("\ufffd").rstrip()
-        new = text[len(shown) :] if text.startswith(shown) else ""
-        if new:
-            tell(new, parsed.message.reasoning)
-        return new
-
-    def _said(self, ids: list[int], stop: Sequence[str]) -> int | None:
-        """The number of tokens before the first one with which the text says a stop string; None if it does not."""
-        decode = self.policy.tokenizer.decode
-        if not any(string in decode(ids) for string in stop):
-            return None
-        low, high = 1, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if any(string in decode(ids[:middle]) for string in stop) else (middle + 1, high)
-        return low - 1
-
     def _cut(self, own: Session, end: int) -> Session:
         spans = [span.model_copy(update={"end": min(span.end, end)}) for span in own.spans if span.start < end]
         return Session(own.ids[:end], own.mask[:end], own.logprobs[:end], spans)
+
+
+def _told(codec: ChatCodec, ids: list[int], before: list[int], tools: str, shown: str, kept: int, tell: Tell) -> str:
+    """Tell the text that no later token can turn into something else, and return it. The last ``kept`` characters may
+    be the beginning of a stop string."""
+    parsed = codec.parse(ids, before, tools)
+    text = "" if parsed.error or parsed.message.tool_calls else parsed.message.content
+    marks = _MAY_BEGIN_A_CALL if tools != "[]" else "<"
+    text = text[: min((index for mark in marks if (index := text.find(mark)) >= 0), default=len(text))]
+    text = text[: max(0, len(text) - kept)].rstrip("\ufffd").rstrip()
+    new = text[len(shown) :] if text.startswith(shown) else ""
+    if new:
+        tell(new, parsed.message.reasoning)
+    return new
+
+
+def _said(ids: list[int], stop: Sequence[str], policy: Speaker) -> int | None:
+    """The number of tokens before the first one with which the text says a stop string; None if it does not."""
+    decode = policy.tokenizer.decode
+    if not any(string in decode(ids) for string in stop):
+        return None
+    low, high = 1, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if any(string in decode(ids[:middle]) for string in stop) else (middle + 1, high)
+    return low - 1

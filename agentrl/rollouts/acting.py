@@ -8,6 +8,7 @@ from itertools import count
 from agentrl.chat.codec import ChatCodec
 from agentrl.engines.base import Engine, Sampling, Session, Turn
 from agentrl.environments.base import cut
+from agentrl.models.policy import Speaker
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.limits import Limits
 from agentrl.schemas.trajectory import Message
@@ -18,7 +19,8 @@ _REMEMBERED = 4096  # openings; groups of samples follow each other
 @dataclass(frozen=True)
 class Act:
     """What acts: an engine, the codec between its tokens and messages (None for an engine without token ids), and how
-    it samples. ``teacher`` acts in the turns that attempts have ``advised``, in place of the episode."""
+    it samples. ``teacher`` acts in the turns that attempts have ``advised``, in place of the episode. ``speaker`` is
+    the policy's side that needs no weights, whose codec this is."""
 
     engine: Engine
     codec: ChatCodec | None
@@ -26,6 +28,7 @@ class Act:
     limits: Limits
     explore: Explore = NO_EXPLORATION
     teacher: Engine | None = None
+    speaker: Speaker | None = None
     openings: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
 
     def opening(self, messages: list[Message], tools: str) -> list[int]:

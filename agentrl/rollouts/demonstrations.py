@@ -4,19 +4,26 @@ tokenizer depends on the model that will be trained on them."""
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from inspect import iscoroutinefunction
 from random import Random
+from typing import Any
 
+from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
 from agentrl.engines.blocking import blocking
 from agentrl.environments.adapted import protocol
-from agentrl.environments.base import MAX_STEPS, Environment
+from agentrl.environments.agent import AgentEnvironment
+from agentrl.environments.base import MAX_STEPS, Environment, Score
 from agentrl.environments.hosts import Threads
-from agentrl.environments.scripted import NoExpertError, expert, play
-from agentrl.rollouts.limits import Retry
+from agentrl.environments.scripted import NoExpertError, Turns, expert, play
+from agentrl.rollouts.acting import Act
+from agentrl.rollouts.agents import AgentRun
+from agentrl.rollouts.attempts import Attempt
+from agentrl.rollouts.limits import Limits, Retry
 from agentrl.rollouts.outcomes import tags_of
 from agentrl.rollouts.rationalize import with_hint
 from agentrl.schemas.task import Task
-from agentrl.schemas.trajectory import Role, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
 
 def demonstrate(
@@ -65,6 +72,8 @@ def optimal_steps(environment: Environment, task: Task) -> int | None:
     steps = given.get("optimal_steps") if isinstance(given, dict) else None
     if isinstance(steps, int) and steps > 0:
         return steps
+    if isinstance(environment, AgentEnvironment):  # to start its program for that would take too long
+        raise NoExpertError(f"tasks of env {environment.name!r} do not say their optimal_steps")
     row = demonstrate(environment, task, 0.0, 0, "expert")
     return row.n_steps if row.success else None
 
@@ -77,6 +86,8 @@ async def _demonstrated(
     trajectory_id: str,
     hint: str,
 ) -> Trajectory:
+    if isinstance(environment, AgentEnvironment):
+        return await _program(environment, task, random, noise, trajectory_id, hint)
     host = Threads(1)
     episode = await protocol(environment, host).reset(task)
     try:
@@ -90,6 +101,76 @@ async def _demonstrated(
             await close()
     messages = played.messages
     opening = with_hint(list(episode.opening), task, hint) if hint else list(episode.opening)
+    tags = [*["hinted"] * bool(hint), *tags_of(played.info)]
+    row = _row(environment, task, noise, trajectory_id, opening, messages, episode.tools, played.termination, score)
+    return row.model_copy(update={"tags": tags, "n_tool_errors": played.info["tool_errors"]})
+
+
+async def _program(
+    environment: AgentEnvironment, task: Task, random: Random, noise: float, trajectory_id: str, hint: str
+) -> Trajectory:
+    """An attempt of an agent program to which the expert says what a policy would: its first conversation."""
+    engine = _Expert(environment.demonstrate(task, noise, random))
+    act = Act(engine, None, Sampling(), Limits())
+    run = AgentRun(act, environment, Attempt(task, hint=hint), engine.open((0,)), 0)
+    try:
+        await run.run()
+    finally:
+        await environment.close()
+    if run.error:
+        raise RuntimeError(run.error.strip().splitlines()[-1])
+    session, bare = run.segments[0].session, {"token_start": None, "token_end": None}
+    spoken = [message.model_copy(update=bare) for message in session.messages]
+    first = next((number for number, message in enumerate(spoken) if message.role is Role.ASSISTANT), len(spoken))
+    opening, turns = spoken[:first], spoken[first:]
+    row = _row(environment, task, noise, trajectory_id, opening, turns, session.tools, run.termination, run.score)
+    return row.model_copy(update={"tags": run.tags, "n_tool_errors": run.segments[0].tool_errors})
+
+
+class _Expert:
+    """Says the turns of an expert, whoever asks."""
+
+    exact, reproducible, version = False, True, 0
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self._begun = False
+
+    def open(self, key: tuple[int, ...] = (), root: str = "") -> Session:
+        return Session(key=key, root=root)
+
+    async def turn(self, session: Session, sampling: Sampling, **_: Any) -> Turn:
+        spoken = [number for number, message in enumerate(session.messages) if message.role is Role.ASSISTANT]
+        try:
+            if not self._begun:
+                self._begun, message = True, next(self.turns)
+            else:
+                message = self.turns.send(session.messages[max(spoken, default=-1) + 1 :])
+        except StopIteration:
+            message = Message(role=Role.ASSISTANT, content="Done.")
+        return Turn([], [], [], "stop", message)
+
+    async def score(self, ids: Sequence[int], start: int = 1) -> list[float]:
+        raise EngineError("a scripted expert has no probabilities")
+
+    async def load(self, weights: Weights) -> None:
+        """It has no weights."""
+
+    async def close(self) -> None:
+        """It holds nothing."""
+
+
+def _row(
+    environment: Environment,
+    task: Task,
+    noise: float,
+    trajectory_id: str,
+    opening: list[Message],
+    messages: list[Message],
+    tools: str,
+    termination: Termination,
+    score: Score | None,
+) -> Trajectory:
     return Trajectory(
         trajectory_id=trajectory_id,
         episode_id=trajectory_id,
@@ -103,15 +184,13 @@ async def _demonstrated(
         prompt=task.prompt,
         policy="expert",
         sampling=json.dumps({"noise": noise}),
-        tags=[*["hinted"] * bool(hint), *tags_of(played.info)],
         reward=score.reward if score else None,
         success=score.success if score else None,
-        termination=played.termination,
+        termination=termination,
         reward_components=list(score.components) if score else [],
         n_steps=sum(message.role is Role.ASSISTANT for message in messages),
         n_tool_calls=sum(len(message.tool_calls) for message in messages),
-        n_tool_errors=played.info["tool_errors"],
         messages=opening + messages,
-        tools=episode.tools,
+        tools=tools,
         final_state=json.dumps(score.state if score else None),
     )

@@ -4,9 +4,9 @@ import asyncio
 import copy
 import gc
 import json
-import time
+import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from inspect import iscoroutinefunction
@@ -18,12 +18,14 @@ from agentrl.engines.base import Engine, EngineError, Sampling, Weights
 from agentrl.engines.blocking import Background, blocking
 from agentrl.engines.seeds import stream
 from agentrl.environments.adapted import Adapted, protocol
+from agentrl.environments.agent import AgentEnvironment
 from agentrl.environments.base import Environment
 from agentrl.environments.forks import rebuild
 from agentrl.environments.hosts import Host, Processes, Threads
 from agentrl.models.policy import Policy
 from agentrl.rewards.component import Reward
 from agentrl.rollouts.acting import Act
+from agentrl.rollouts.agents import AgentRun
 from agentrl.rollouts.attempts import Attempt, tickets
 from agentrl.rollouts.continuations import held_back
 from agentrl.rollouts.corrections import advised_alone
@@ -32,17 +34,15 @@ from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.in_flight import Flow, NumberedAttempt, OnRows
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from agentrl.rollouts.outcomes import COUNTED, latency_tags, spent
-from agentrl.rollouts.segments import Segment, by_episode, firsts, name_of
+from agentrl.rollouts.progress import EpisodeReport, OnProgress
+from agentrl.rollouts.segments import Segment, by_attempt, firsts, name_of
 from agentrl.schemas.task import Task
-from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Termination, Trajectory
 
 __all__ = ["Attempt", "Limits", "RolloutRunner", "tickets"]
 
-_REPORT_S = 0.5
 Result = TypeVar("Result")
 
-OnProgress = Callable[[int, int, dict[str, float | str]], None]
-"""Told of episodes done, of how many, and with what numbers."""
 
 _ALLOCATIONS, _GENERATIONS = 50_000, 20  # between collections of garbage, see `rare_collections`
 
@@ -142,7 +142,7 @@ class RolloutRunner:
             by_name: dict[str, list[Trajectory]] = {}
             async with aclosing(self.groups(attempts, seed, ids, source)) as groups:
                 async for group in groups:
-                    by_name.update((rows[0].episode_id, rows) for rows in by_episode(group))
+                    by_name.update((rows[0].episode_id, rows) for rows in by_attempt(group))
             return [row for name in ids for row in by_name[name]]
 
         return self.wait(collect())
@@ -155,13 +155,16 @@ class RolloutRunner:
 
     def openings(self, tasks: Sequence[Task]) -> list[tuple[list[Message], str]]:
         """What the policy sees first of each task: messages, and JSON of the tools. There are no messages if its
-        environment fails to begin."""
+        environment fails to begin, or is an agent program."""
 
         async def look() -> list[tuple[list[Message], str]]:
             host = Threads()
             places: dict[str, Environment] = {}
             seen: list[tuple[list[Message], str]] = []
             for task in tasks:
+                if isinstance(self.environments([task])[task.env], AgentEnvironment):  # its program says them
+                    seen.append(([], "[]"))
+                    continue
                 try:
                     episode = await self._place(Attempt(task), places, host).reset(task)
                 except Exception:  # its own episode will say so, as env_error
@@ -181,7 +184,7 @@ class RolloutRunner:
         the iterator cancels what is under way. Raises EngineError if the engine fails with more than single requests.
         """
         await self.renew()
-        report = _Report(len(attempts), self.on_progress)
+        report = EpisodeReport(len(attempts), self.on_progress)
         flow = self._flow(source, on_told=report)
         refused: list[Trajectory] = []
         try:
@@ -226,7 +229,8 @@ class RolloutRunner:
         host: Host = Processes(self.limits.processes) if self.limits.processes else Threads()
         places: dict[str, Environment] = {}
         codec = self.policy.codec if self.policy and self.engine.exact else None
-        act = Act(self.engine, codec, self.sampling, self.limits, self.explore, self.teacher)
+        speaker = self.policy if codec else None
+        act = Act(self.engine, codec, self.sampling, self.limits, self.explore, self.teacher, speaker)
         others: dict[Sampling, Act] = {}
 
         async def play(job: NumberedAttempt) -> list[Trajectory]:
@@ -235,7 +239,9 @@ class RolloutRunner:
                 own = others.setdefault(job.sampling, replace(act, sampling=job.sampling))
             return await self._episode(own, job, self._place(job.attempt, places, host), source)
 
-        return Flow(play, self.limits.in_flight, self.rewards, self.counts, host, made, on_told)
+        given = self.environment.values() if isinstance(self.environment, Mapping) else [self.environment]
+        in_flight = min([self.limits.in_flight, *(getattr(environment, "at_once", math.inf) for environment in given)])
+        return Flow(play, int(in_flight), self.rewards, self.counts, host, made, on_told)
 
     def _place(self, attempt: Attempt, places: dict[str, Environment], host: Host) -> Environment:
         name = attempt.task.env
@@ -254,7 +260,8 @@ class RolloutRunner:
         for number in count(1):
             self.tries["attempts"] += 1
             session = self.engine.open((job.number,), root=f"{attempt.group_id}{attempt.hint}")
-            run = EpisodeRun(act, environment, attempt, session, job.seed, job.deadline)
+            kind = AgentRun if isinstance(environment, AgentEnvironment) else EpisodeRun
+            run = kind(act, environment, attempt, session, job.seed, job.deadline)
             try:
                 await run.run()
             finally:
@@ -300,17 +307,20 @@ class RolloutRunner:
         await again.close()
 
     def _trajectory(self, name: str, run: EpisodeRun, index: int, segment: Segment, source: str) -> Trajectory:
-        """The row of the episode's segment number ``place``."""
-        task, session, score, prefix = run.attempt.task, segment.session, run.score, run.attempt.prefix
+        """The row of the episode's segment number ``index``."""
+        task, session, prefix = run.attempt.task, segment.session, run.attempt.prefix
+        score = run.score if segment.trained else None
+        parent = name_of(name, segment.parent) if segment.parent is not None else prefix.parent if prefix else None
         return Trajectory(
             trajectory_id=name_of(name, index),
             episode_id=name,
             segment=index,
+            agent=segment.agent,
             task_id=task.task_id,
             group_id=run.attempt.group_id,
             sample_index=run.attempt.index,
-            parent_id=prefix.parent if prefix else None,
-            fork_at=len(prefix.ids) if prefix else 0,
+            parent_id=parent,
+            fork_at=len(prefix.ids) if prefix else segment.fork_at,
             source=source,
             env=task.env,
             env_version=run.environment.version,
@@ -324,7 +334,7 @@ class RolloutRunner:
             success=score.success if score else None,
             termination=run.termination,
             reward_components=list(score.components) if score else [],
-            tags=[*run.tags, *latency_tags(session.usage)],
+            tags=[*run.tags, *latency_tags(session.usage), *segment.tags, *[NOT_TRAINED] * (not segment.trained)],
             n_steps=segment.steps,
             n_tokens=len(session.ids),
             n_action_tokens=sum(session.mask),
@@ -355,33 +365,6 @@ async def _ended(opened: Sequence[Any]) -> None:
 
 def nothing_sampled(refused: Sequence[Trajectory]) -> EngineError:
     return EngineError(f"no episode could be sampled; the last ended by {refused[-1].tags[-1]}")
-
-
-class _Report:
-    """Counts episodes, and tells of them now and then."""
-
-    def __init__(self, total: int, tell: OnProgress | None) -> None:
-        self.total, self.tell = total, tell
-        self.done = self.tokens = self.scored = self.solved = 0
-        self.started = self.told = time.monotonic()
-
-    def __call__(self, rows: Sequence[Trajectory]) -> None:
-        row = rows[0]
-        self.done += 1
-        self.tokens += sum(row.n_action_tokens for row in rows)
-        self.scored += row.success is not None
-        self.solved += bool(row.success)
-        now = time.monotonic()
-        if self.tell is None or (now - self.told < _REPORT_S and self.done < self.total):
-            return
-        self.told, seconds = now, max(1e-9, now - self.started)
-        shown: dict[str, float | str] = {}
-        if self.scored:
-            shown["success"] = round(self.solved / self.scored, 3)
-        shown["episodes/s"] = f"{self.done / seconds:,.1f}"
-        if self.tokens:
-            shown["tokens/s"] = f"{self.tokens / seconds:,.0f}"
-        self.tell(self.done, self.total, shown)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.engines.base import Session
-from agentrl.schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Trajectory
 
 SUMMARY = "summary"
 """Name of the message that asks a policy to sum up what it knows."""
@@ -16,12 +16,19 @@ SUMMARY = "summary"
 
 @dataclass(frozen=True)
 class Segment:
-    """What one row of an episode has: a session, and the counts of what happened in it."""
+    """What one row of an episode has: a session, and the counts of what happened in it. The first ``fork_at`` tokens
+    are those of the earlier row number ``parent``, or without any, that row's ``agent`` called this one. What is not
+    ``trained`` is no part of the work, and has no reward."""
 
     session: Session
     steps: int
     tool_calls: int
     tool_errors: int
+    agent: str = "main"
+    parent: int | None = None
+    fork_at: int = 0
+    trained: bool = True
+    tags: tuple[str, ...] = ()
 
 
 def name_of(episode: str, segment: int) -> str:
@@ -45,6 +52,15 @@ def by_episode(rows: Iterable[Trajectory]) -> list[list[Trajectory]]:
     by_id: dict[tuple[str, str], list[Trajectory]] = {}
     for row in rows:
         by_id.setdefault((row.episode_id or row.trajectory_id, row.agent), []).append(row)
+    return [sorted(each, key=lambda row: row.segment) for each in by_id.values()]
+
+
+def by_attempt(rows: Iterable[Trajectory]) -> list[list[Trajectory]]:
+    """The rows of each episode, of all its agents, in the order of their segments; episodes in the order of their first
+    rows."""
+    by_id: dict[str, list[Trajectory]] = {}
+    for row in rows:
+        by_id.setdefault(row.episode_id or row.trajectory_id, []).append(row)
     return [sorted(each, key=lambda row: row.segment) for each in by_id.values()]
 
 
@@ -91,6 +107,7 @@ def whole(rows: Sequence[Trajectory]) -> Trajectory:
     asked for the sake of compression, and the sums of the counts. It has no tokens unless the episode is one row."""
     if len(rows) == 1:
         return rows[0]
+    rows = [row for row in rows if row.segment == 0 or NOT_TRAINED not in row.tags]
     counts = ("n_steps", "n_tokens", "n_action_tokens", "n_tool_calls", "n_tool_errors")
     bare = {"token_start": None, "token_end": None}
     messages = [message.model_copy(update=bare) for row in rows for message in _own_messages(row)]
@@ -107,9 +124,14 @@ def whole(rows: Sequence[Trajectory]) -> Trajectory:
 
 
 def shared(rows: Sequence[Trajectory], graded: Trajectory) -> list[Trajectory]:
-    """The rows of an episode with what graders made of the :func:`whole` of it."""
-    outcome = {name: getattr(graded, name) for name in ("reward", "reward_components", "tags")}
-    return [row.model_copy(update=outcome) for row in rows]
+    """The rows of an episode with what graders made of the :func:`whole` of it. What is no part of the work stays as it
+    is."""
+    outcome = {name: getattr(graded, name) for name in ("reward", "reward_components")}
+    new = [tag for tag in graded.tags if tag not in rows[0].tags]
+    return [
+        row if NOT_TRAINED in row.tags else row.model_copy(update={**outcome, "tags": [*row.tags, *new]})
+        for row in rows
+    ]
 
 
 def _own_messages(row: Trajectory) -> list[Message]:

@@ -12,7 +12,7 @@ import signal
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -24,6 +24,9 @@ from agentrl.sandbox.run import LocalPrograms, Ran, ResourceLimits, SandboxError
 
 FOLDER = "/tmp/work"
 """Where the files of a run are, and where it starts. All of /tmp is one file system in memory."""
+
+WORKSPACE, DOOR = "/workspace", "/run/door"
+"""A second file system in memory, and the socket that a run may connect to, of runs that are given a ``door``."""
 
 ENVIRONMENT = {
     "HOME": "/tmp",
@@ -81,25 +84,40 @@ class Bubblewrap(LocalPrograms):
     readable: tuple[str, ...] = Field((), description="further folders that programs may read, at the same path")
 
     async def run(
-        self, command: Sequence[str], files: Mapping[str, bytes], limits: ResourceLimits | None = None
+        self,
+        command: Sequence[str],
+        files: Mapping[str, bytes],
+        limits: ResourceLimits | None = None,
+        door: Path | None = None,
     ) -> Ran:
-        """Run a command in a folder with these files. Raises SandboxError if there is no sandbox here."""
+        """Run a command in a folder with these files. ``door`` is a socket of the host's that it may connect to, at
+        :data:`DOOR`; such a run has an empty folder :data:`WORKSPACE` too, and mostly waits for what is behind the
+        door, so that it does not wait for a core. Raises SandboxError if there is no sandbox here."""
         await asyncio.to_thread(check)
-        async with room():
-            return await self._run(command, files, limits or self.limits)
+        async with nullcontext() if door else room():
+            return await self._run(command, files, limits or self.limits, door)
 
-    async def _run(self, command: Sequence[str], files: Mapping[str, bytes], limits: ResourceLimits) -> Ran:
+    async def _run(
+        self, command: Sequence[str], files: Mapping[str, bytes], limits: ResourceLimits, door: Path | None = None
+    ) -> Ran:
         with await asyncio.to_thread(archive, files) as packed, _owned(packed):
             async with Cgroup(limits) as cgroup:
-                ran = await self._attended(command, packed, limits, cgroup)
+                ran = await self._attended(command, packed, limits, cgroup, door)
                 if ran.stopped is None and cgroup.out_of_memory():
                     return Ran(ran.code, ran.stdout, ran.stderr, ran.seconds, "memory")
                 return ran
 
-    async def _attended(self, command: Sequence[str], packed: IO[bytes], limits: ResourceLimits, cgroup: Cgroup) -> Ran:
+    async def _attended(
+        self,
+        command: Sequence[str],
+        packed: IO[bytes],
+        limits: ResourceLimits,
+        cgroup: Cgroup,
+        door: Path | None,
+    ) -> Ran:
         filtered = seccomp.readable()
         try:
-            argv = [*_as_nobody(self._folders(), cgroup.doors), _tool("bwrap"), *self._view(limits)]
+            argv = [*_as_nobody(self._folders(), cgroup.doors), _tool("bwrap"), *self._view(limits, door)]
             argv += ["--seccomp", str(filtered), "--"]
             argv += ["/bin/sh", "-c", BEGIN, "sh", *_limited(limits, bool(cgroup.doors)), *command]
             # nothing of the host's variables or working folder goes in, not even into bwrap's own process
@@ -114,7 +132,7 @@ class Bubblewrap(LocalPrograms):
         folders = [Path(folder).absolute() for folder in (sys.base_prefix, *self.readable)]
         return [folder for folder in folders if not folder.is_relative_to("/usr")]
 
-    def _view(self, limits: ResourceLimits) -> list[str]:
+    def _view(self, limits: ResourceLimits, door: Path | None) -> list[str]:
         """What a program sees of the machine."""
         view = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"]
         view += ["--uid", "65534", "--gid", "65534", "--hostname", "sandbox", "--clearenv"]
@@ -129,6 +147,8 @@ class Bubblewrap(LocalPrograms):
                 view += ["--ro-bind", str(path), str(path)]
         for part in ("/etc/ld.so.cache", "/etc/alternatives"):
             view += ["--ro-bind-try", part, part]
+        if door:
+            view += ["--ro-bind", str(door), DOOR, "--size", str(limits.disk_mb << 20), "--tmpfs", WORKSPACE]
         # before the folders, since some lie in /tmp, as an environment that was made there
         view += ["--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp", "--dir", FOLDER, "--chdir", FOLDER]
         for folder in self._folders():

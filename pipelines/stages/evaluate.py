@@ -35,7 +35,7 @@ from agentrl.pipelines.parts.outcomes import out_of_context, record_excluded, re
 from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
 from agentrl.rewards import Components
 from agentrl.rollouts.limits import Limits
-from agentrl.rollouts.segments import by_episode, episode_of, whole
+from agentrl.rollouts.segments import by_attempt, episode_of, whole
 from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import CONTROL, INFRASTRUCTURE
@@ -279,13 +279,13 @@ def _measured(context: Context, config: EvaluateConfig, tasks: dict[str, Task], 
         reveal(secret)
     names, size = list(tasks), max(1, ROWS_AT_ONCE // config.samples) * config.samples
     later: dict[str, list[str]] = defaultdict(list)
-    for name in context.row_ids() if config.compress else []:
+    for name in context.row_ids():
         if (episode := episode_of(name)) != name:
             later[episode].append(name)
     measured = []
     for start in range(0, len(names), size):
         ids = [name_of_attempt for name in names[start : start + size] for name_of_attempt in (name, *later[name])]
-        episodes = map(whole, by_episode(context.buffer.get_many(ids)))
+        episodes = map(whole, by_attempt(context.buffer.get_many(ids)))
         rows = [row for row in episodes if row.success is not None]
         chosen: dict[str, float] = {}
         if config.best_of:

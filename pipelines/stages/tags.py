@@ -11,7 +11,7 @@ from agentrl.pipelines.handles import Table, Tasks, Trajectories
 from agentrl.pipelines.parts.common import count
 from agentrl.pipelines.parts.stored_tasks import KnownTasks
 from agentrl.pipelines.stage import Context, StageConfig, stage
-from agentrl.rollouts.segments import by_episode, whole
+from agentrl.rollouts.segments import by_attempt, whole
 from agentrl.schemas.task import Task
 from agentrl.statistics.intervals import wilson
 
@@ -84,7 +84,7 @@ def tags(
     tallies: dict[tuple[str, str, str], Tally] = defaultdict(Tally)
     left_out: Counter[str] = Counter()
     for selection in attempts:
-        for row in map(whole, by_episode(selection.read())):
+        for row in map(whole, by_attempt(selection.read())):
             decoding = next((name for name in DECODINGS if name in row.tags), None)
             if decoding is None or row.success is None:
                 left_out["other_decodings" if decoding is None else "unscored"] += 1

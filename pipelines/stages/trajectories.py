@@ -38,7 +38,7 @@ from agentrl.rollouts.exploring import Explore
 from agentrl.rollouts.limits import Limits, Retry
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
 from agentrl.rollouts.rationalize import HINT
-from agentrl.rollouts.segments import by_episode
+from agentrl.rollouts.segments import by_attempt
 from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 
@@ -256,7 +256,7 @@ async def _sample(
     async with aclosing(runner.groups(list(attempts.values()), seed, list(attempts))) as groups:
         async for group in groups:
             shard = shard_of[group[0].episode_id]
-            for rows in by_episode(group):
+            for rows in by_attempt(group):
                 name = rows[0].episode_id
                 made[shard][name] = [finish(row, attempts[name].task) for row in rows]
             if len(made[shard]) == len(missing[shard]):

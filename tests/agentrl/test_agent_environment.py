@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from recording import TOOLS, ScriptedTokens, policy_for_tests
+from recording import TOOLS, ScriptedTokens, check, policy_for_tests
 
 from agentrl.engines.base import Sampling
 from agentrl.environments.agent import AgentEnvironment, Endpoint
@@ -38,7 +38,7 @@ class ProgramInTests(AgentEnvironment):
 
 
 class Coroutine(ProgramInTests):
-    """Asks until it is answered without a call."""
+    """Asks until it is answered without a call, and for another temperature than the stage's."""
 
     stream = False
 
@@ -46,7 +46,9 @@ class Coroutine(ProgramInTests):
         client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
         messages: list[Any] = [{"role": "user", "content": task.prompt}]
         while True:
-            asked = await client.chat.completions.create(model=endpoint.model, messages=messages, tools=TOOLS)  # type: ignore[call-overload]
+            asked = await client.chat.completions.create(  # type: ignore[call-overload]
+                model=endpoint.model, messages=messages, tools=TOOLS, temperature=0.3
+            )
             said = asked.choices[0].message
             if not said.tool_calls:
                 return Score(
@@ -78,7 +80,7 @@ class InThread(ProgramInTests):
 
 
 class Rewriting(ProgramInTests):
-    """Shortens what was said."""
+    """Begins two conversations."""
 
     async def run(self, task: Task, endpoint: Endpoint) -> float:
         client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
@@ -122,6 +124,7 @@ def played(
     with RolloutRunner(policy, engine, environment, sampling, limits=limits or Limits()) as runner:
         rows = runner.run([Attempt(TASK, n) for n in range(number)], 0, [f"r{n}" for n in range(number)])
     assert engine.open_sessions == 0
+    assert {sampling.temperature for sampling in engine.asked} <= {1.0}
     return rows
 
 
@@ -129,6 +132,8 @@ def played(
 def test_an_agent_program_is_an_environment(kind: type[ProgramInTests], policy: Policy) -> None:
     rows = played(policy, kind(), number=6)
     for row in rows:
+        assert json.loads(row.sampling)["temperature"] == 1.0
+        assert not [tag for tag in row.tags if tag.startswith("sampling_changed")]
         roles = [one.role for one in row.messages if one.role is not Role.SYSTEM]
         assert roles == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
         assert row.termination is Termination.ANSWERED
@@ -144,14 +149,22 @@ def test_an_agent_program_is_an_environment(kind: type[ProgramInTests], policy: 
 
 
 def test_what_goes_wrong_in_a_program_is_said_in_its_row(policy: Policy) -> None:
-    [row] = played(policy, Rewriting(), lambda _: "ok", 1)
-    assert row.termination is Termination.ENV_ERROR
-    assert "the agent changed message 0 of its conversation" in row.tags[0]
-    assert "agentrl serve" in row.tags[0]
     [row] = played(policy, Raising(), number=1)
     assert row.termination is Termination.ENV_ERROR
     assert "KeyError: 'facts'" in row.tags[0]
     assert row.reward is None
+
+
+def test_each_conversation_of_a_program_is_a_row_of_its_episode(policy: Policy) -> None:
+    rows = played(policy, Rewriting(), lambda _: "ok", 2)
+    assert [(row.trajectory_id, row.episode_id, row.segment) for row in rows] == [
+        ("r0", "r0", 0), ("r0.1", "r0", 1), ("r1", "r1", 0), ("r1.1", "r1", 1),
+    ]  # fmt: skip
+    assert {(row.reward, row.success, row.termination) for row in rows} == {(1.0, True, Termination.ANSWERED)}
+    assert [row.prompt for row in rows] == ["weather?"] * 4
+    assert [row.messages[0].content for row in rows[:2]] == ["a", "another"]
+    for row in rows:
+        check(policy, row)
 
 
 def test_a_program_that_a_limit_ends_is_told_so(policy: Policy) -> None:

@@ -45,10 +45,10 @@ class RecorderSettings:
 
     history: History = "keep"
     fixed_temperature: float | None = None
-    fixed_sampling: bool = False
     any_model: bool = False
     idle_s: float = 3600.0
     api_key: str | None = None
+    fixed_sampling: bool = False
 
 
 @dataclass

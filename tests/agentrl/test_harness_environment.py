@@ -141,9 +141,13 @@ def test_limits_of_an_episode_are_no_failures(policy: Policy) -> None:
 
 
 def test_an_engine_that_fails_is_infrastructure(policy: Policy) -> None:
-    rows = played(policy, harness(), [task("work: x"), task("work: y")], fails=[TurnError("no answer")])["work"]
+    once = {"retry": {"attempts": 1}}
+    tasks = [task("work: x"), task("work: y")]
+    rows = played(policy, harness(), tasks, fails=[TurnError("no answer")], **once)["work"]
     row, other = sorted(rows, key=lambda row: row.reward is not None)
     assert (row.termination, row.reward, other.reward) == (Termination.INFRA_ERROR, None, 1.0)
     assert row.tags == ["failed_turns:1", "infra_error: no answer"]
+    rows = played(policy, harness(), tasks, fails=[TurnError("no answer")])["work"]
+    assert [row.reward for row in rows] == [1.0, 1.0], "it is begun again"
     with pytest.raises(EngineError, match="gone"):
         played(policy, harness(), [task("work: x")], fails=[EngineError("gone")])

@@ -55,12 +55,14 @@ test-vllm-slow: $(VENV)/.dev $(VLLM_VENV)/.ready
 	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m "vllm and slow" --durations=0
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m "vllm and slow" --durations=0 tests/agentrl/test_engine_vllm.py
 
-# packages that do not agree with our pins, each in an interpreter of its own: environments, and readers of exports
+# packages that do not agree with our pins, each in an interpreter of its own: environments, and readers of exports; and
+# games, in one that sees ours too: the requirement `chess` of textarena is GPL, so it is left out
 test-adapters: $(VENV)/.dev $(ADAPTERS_VENV)/.ready
 	OMP_NUM_THREADS=1 VERIFIERS_PYTHON=$(abspath $(ADAPTERS_VENV))/verifiers/bin/python \
 	  OPENENV_PYTHON=$(abspath $(ADAPTERS_VENV))/openenv/bin/python \
 	  INSPECT_PYTHON=$(abspath $(ADAPTERS_VENV))/inspect/bin/python $(BIN)/pytest -m adapters --durations=0 \
 	  tests/agentrl/test_adapters.py tests/datastore/test_formats_consumers.py
+	OMP_NUM_THREADS=1 $(ADAPTERS_VENV)/games/bin/python -m pytest -m adapters --durations=0 tests/agentrl/test_games.py
 
 # coding agents at pinned versions. AGENTS is where they are installed
 agents: $(AGENTS)/.ready
@@ -176,10 +178,17 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
 
 # its torchvision, torchaudio and torchcodec fail to import beside this torch, and nothing here needs them. agentrl is
 # installed there too, for vLLM in process
-$(ADAPTERS_VENV)/.ready: Makefile
-	@echo "Installing verifiers, openenv-core and inspect-ai into $(ADAPTERS_VENV) (once) ..."
+$(ADAPTERS_VENV)/.ready: Makefile | $(VENV)/.dev
+	@echo "Installing verifiers, openenv-core, inspect-ai and games into $(ADAPTERS_VENV) (once) ..."
 	@for one in verifiers==0.3.1 openenv-core==0.3.0 "inspect-ai==0.3.285 openai"; do \
 	  home=$(ADAPTERS_VENV)/$${one%%[-=]*}; $(PYTHON) -m venv $$home && $$home/bin/python -m pip install -q $$one || exit 1; done
+	@command -v java >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq default-jre-headless; } || \
+	  { echo "ScienceWorld needs Java. Install it: sudo apt-get install default-jre-headless"; exit 1; }
+	@$(PYTHON) -m venv $(ADAPTERS_VENV)/games
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > \
+	  $$(echo $(ADAPTERS_VENV)/games/lib/python3*/site-packages)/ours.pth
+	@$(ADAPTERS_VENV)/games/bin/python -m pip install -q -c constraints.txt minigrid scienceworld nltk==3.10.4
+	@$(ADAPTERS_VENV)/games/bin/python -m pip install -q --no-deps textarena==0.7.4
 	@touch $@
 
 $(VIEWERS)/.ready:

@@ -273,6 +273,28 @@ print("sums of a package were drawn")
 """,
         ("reasoning_gym",),
     ),
+    "minigrid": Case(
+        "the bot walked",
+        """
+run('''
+  world: {uses: tasks.generate, with: {env: {type: minigrid, id: BabyAI-GoToObj-v0}, train: 2, dev: 1, heldout: 1}}
+  walks: {uses: trajectories.synthesize, inputs: {tasks: world.train}, with: {noise: 0.0}}
+''')
+print("the bot walked")
+""",
+        ("minigrid",),
+    ),
+    "scienceworld": Case(
+        "water was boiled",
+        """
+run('''
+  world: {uses: tasks.generate, with: {env: {type: scienceworld, task: boil}, train: 2, dev: 1, heldout: 1}}
+  boiled: {uses: trajectories.synthesize, inputs: {tasks: world.train}, with: {noise: 0.0}}
+''')
+print("water was boiled")
+""",
+        ("scienceworld",),
+    ),
     "gguf": Case(
         "a llama was read",
         """

@@ -20,11 +20,17 @@ from agentrl.schemas.installation import install_hint, is_installed
 SETTINGS: Mapping[str, tuple[str, str]] = {"optimizer.lora": ("peft", "lora"), "deepspeed": ("deepspeed", "deepspeed")}
 """Config field -> the package that it needs if it is set, and the extra that installs it."""
 
+BY_HAND = ""
+"""Stands for the extra of a package that none of ours installs."""
+
 CHOICES: Mapping[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("type", "openai"): (("openai", "tenacity", "aiolimiter"), "openai"),
     ("type", "vllm"): (("httpx",), "vllm"),
     ("type", "mcp"): (("mcp",), "mcp"),
     ("type", "gymnasium"): (("gymnasium",), "gymnasium"),
+    ("type", "minigrid"): (("minigrid",), "minigrid"),
+    ("type", "scienceworld"): (("scienceworld",), "scienceworld"),
+    ("type", "textarena"): (("textarena",), BY_HAND),
     ("type", "math"): (("math_verify",), "math"),
     ("type", "reasoning_gym"): (("reasoning_gym",), "reasoning-gym"),
     ("rule", "diverse"): (("sklearn",), "retrieval"),
@@ -55,7 +61,10 @@ def missing_packages(config: BaseModel) -> Iterator[tuple[Key, str]]:
 def _without(key: Key, packages: tuple[str, ...], extra: str) -> Iterator[tuple[Key, str]]:
     for package in packages:
         if not is_installed(package):
-            yield key, f"needs the package {package}, which is not installed: {install_hint(extra)}"
+            from agentrl.environments.adapters.textarena import INSTALL
+
+            how = INSTALL if extra == BY_HAND else install_hint(extra)
+            yield key, f"needs the package {package}, which is not installed: {how}"
             return
 
 

@@ -46,6 +46,16 @@ def test_a_missing_optional_package_is_named_with_the_command_that_installs_it(
     assert "stages.warm.with.deepspeed: needs the package deepspeed, which is not installed: pip install" in text
 
 
+def test_a_package_that_no_extra_installs_is_named_with_the_commands_that_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "is_installed", lambda package: package != "textarena")
+    path = Path(write(tmp_path))
+    path.write_text(path.read_text().replace("env: lookup", "env: {type: textarena, id: GuessTheNumber-v0}"))
+    with pytest.raises(SpecError, match=r"needs the package textarena.*: pip install --no-deps textarena==0.7.4, then"):
+        load(path)
+
+
 def test_a_tokenizer_without_a_template_is_refused_when_the_file_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "base"
     folder.mkdir()

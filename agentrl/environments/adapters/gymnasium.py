@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from agentrl.environments.adapters.seeds import seeded
 from agentrl.environments.base import Observation, Score
 from agentrl.schemas.installation import install_hint, is_installed
 from agentrl.schemas.task import Task
@@ -17,9 +18,6 @@ from agentrl.schemas.trajectory import Message, RewardComponent, Role, ToolCall
 
 if TYPE_CHECKING:
     from gymnasium import Env
-
-SEEDS = 2**20
-"""Seeds of one draw of tasks; the next draw has others."""
 
 _MARKED = re.compile(r"\x1b\[[1-9][0-9;]*m(.*?)\x1b\[0?m", re.DOTALL)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -51,35 +49,22 @@ class GymnasiumEnvironment:
         self.solved_from, self.max_steps = solved_from, max_steps
 
     def make(self) -> "Env[Any, Any]":
-        """A new environment of the package."""
+        """A new environment of the package. Raises ValueError if the package has none of this name, or refuses the
+        options."""
         import gymnasium
 
-        return gymnasium.make(self.id, **self.options)
+        try:
+            return gymnasium.make(self.id, **self.options)
+        except (gymnasium.error.Error, ImportError, TypeError) as error:
+            raise ValueError(f"gymnasium refuses {self.id!r} with options {self.options}: {error}") from None
 
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         """Seeds for each split, from a block that belongs to ``seed``. Raises ValueError if the block is too small, or
         if the environment's actions have no text form."""
-        if sum(sizes.values()) > SEEDS:
-            raise ValueError(f"{sum(sizes.values())} tasks are more than the {SEEDS} seeds of one draw")
         env = self.make()
-        offered = json.dumps([_tool(self.names(env.action_space))])
+        offered = json.dumps([tool(self.names(env.action_space))])
         env.close()
-        first, splits = seed * SEEDS, {}
-        for split, size in sizes.items():
-            splits[split] = [self._task(split, first + number, offered) for number in range(size)]
-            first += size
-        return splits
-
-    def _task(self, split: str, seed: int, offered: str) -> Task:
-        return Task(
-            task_id=f"{self.id}-{seed}",
-            env=self.name,
-            split=split,
-            prompt=self.prompt,
-            tools=offered,
-            verifier="environment",
-            metadata=json.dumps({"seed": seed}),
-        )
+        return seeded(self.id, self.name, self.prompt, offered, sizes, seed)
 
     def names(self, space: Any) -> list[str] | None:
         """Names of the actions, in order; None if an action is free text. Raises ValueError if they have no text
@@ -124,7 +109,10 @@ class GymnasiumEpisode:
             return Observation(f"no action {chosen_action!r}; there are {', '.join(self.names)}", error=True)
         if not self.names and not self.space.contains(chosen_action):
             return Observation(f"{chosen_action!r} is no action of {self.space}", error=True)
-        action = self.names.index(chosen_action) + int(self.space.start) if self.names else chosen_action
+        return self.act(self.names.index(chosen_action) + int(self.space.start) if self.names else chosen_action)
+
+    def act(self, action: Any) -> Observation:
+        """Do an action of the space, and see what comes of it."""
         observation, reward, terminated, truncated, _ = self.env.step(action)
         self.steps += 1
         self.total += float(reward)
@@ -149,11 +137,17 @@ class GymnasiumEpisode:
         self.env.close()
 
 
-def _tool(names: list[str] | None) -> dict[str, Any]:
+def acting(action: str, number: int) -> Message:
+    """The message that does an action, as call ``number`` of an episode."""
+    call = ToolCall(id=f"call_{number}", name="act", arguments=json.dumps({"action": action}))
+    return Message(role=Role.ASSISTANT, tool_calls=[call])
+
+
+def tool(names: list[str] | None, about: str = "Do one action and see what comes of it.") -> dict[str, Any]:
+    """The tool ``act``, by which one of the named actions is done, or one in words."""
     action = {"type": "string", "enum": names} if names else {"type": "string"}
     parameters = {"type": "object", "properties": {"action": action}, "required": ["action"]}
-    about = {"name": "act", "description": "Do one action and see what comes of it.", "parameters": parameters}
-    return {"type": "function", "function": about}
+    return {"type": "function", "function": {"name": "act", "description": about, "parameters": parameters}}
 
 
 def _plain(value: Any) -> Any:

@@ -5,17 +5,14 @@ The policy acts by the tool ``act``, whose parameters are the fields of the envi
 ours.
 """
 
-import json
 from typing import Annotated
 
 from pydantic import Field
 
 from agentrl.environments.adapters.foreign import Program, begin
+from agentrl.environments.adapters.seeds import seeded
 from agentrl.environments.base import Episode
 from agentrl.schemas.task import Task
-
-SEEDS = 2**20
-"""Seeds of one draw of tasks; the next draw has others."""
 
 
 class OpenEnvironment:
@@ -41,23 +38,7 @@ class OpenEnvironment:
 
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         """Seeds for each split, from a block that belongs to ``seed``. Raises ValueError if the block is too small."""
-        if sum(sizes.values()) > SEEDS:
-            raise ValueError(f"{sum(sizes.values())} tasks are more than the {SEEDS} seeds of one draw")
-        first, splits = seed * SEEDS, {}
-        for split, size in sizes.items():
-            splits[split] = [self._task(split, first + number) for number in range(size)]
-            first += size
-        return splits
-
-    def _task(self, split: str, seed: int) -> Task:
-        return Task(
-            task_id=f"openenv-{seed}",
-            env=self.name,
-            split=split,
-            prompt=self.prompt,
-            verifier="environment",
-            metadata=json.dumps({"seed": seed}),
-        )
+        return seeded(self.name, self.name, self.prompt, "[]", sizes, seed)
 
     async def reset(self, task: Task) -> Episode:
         return await begin(self.program, task)

@@ -30,7 +30,11 @@ def turn_spans(messages: Sequence[Message], mask: Sequence[bool]) -> list[Span]:
 
 
 def own_turns(row: Trajectory) -> list[int]:
-    """Numbers of the turns that a row does not share with its parent."""
+    """Numbers of the turns that a row does not share with its parent. A row without tokens that has a parent has as
+    many of its own as it counts in ``n_steps``."""
+    if not row.input_ids:
+        turns = len(acting(row.messages))
+        return list(range(turns - row.n_steps if row.parent_id else 0, turns))
     spans = turn_spans(row.messages, row.action_mask)
     return [number for number, (start, _) in enumerate(spans) if start >= row.fork_at]
 

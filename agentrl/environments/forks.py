@@ -10,7 +10,7 @@ from agentrl.schemas.trajectory import Message, Role
 
 
 class DivergedError(RuntimeError):
-    """An environment that says ``replayable = True`` answered the same messages otherwise."""
+    """An environment answered the same messages otherwise."""
 
     def __init__(self, environment: str, task: str, what: str, then: object, now: object) -> None:
         super().__init__(
@@ -34,20 +34,27 @@ async def fork(environment: Environment, task: Task, episode: Episode, messages:
     return other
 
 
+OnDifference = Callable[[str], None]
+"""Told what an environment answered otherwise than before."""
+
+
 async def rebuild(
     environment: Environment,
     task: Task,
     messages: Sequence[Message],
     before: Callable[[Episode], None] = lambda episode: None,
     after: Callable[[Step | None], None] = lambda step: None,
+    differs: OnDifference | None = None,
 ) -> Episode:
     """An episode of ``task`` in the state after ``messages``, the opening and what was said since: every assistant
     message is answered again. ``before`` is shown the episode before each of them, and ``after`` what it answered: None
-    for a message whose calls could not be read, which no episode is told of.
+    for a message whose calls could not be read, which no episode is told of. With ``differs``, any environment is
+    tried, and answers that differ are told there in place of raised.
 
-    Raises ValueError if the environment is not replayable, and DivergedError if it answers otherwise than before.
+    Raises ValueError if the environment is not replayable, and DivergedError if it answers otherwise than before, or
+    ends before the last of the messages.
     """
-    if not getattr(environment, "replayable", False):
+    if not getattr(environment, "replayable", False) and differs is None:
         raise ValueError(
             f"episodes of environment {environment.name!r} cannot be made again: give them snapshot() and restore(), "
             "or set replayable = True if the same messages always get the same answers"
@@ -55,7 +62,7 @@ async def rebuild(
     (_, opening), *turns = _turns(messages)
     episode = await environment.reset(task)
     try:
-        _compare(environment, task, "the opening", opening, episode.opening)
+        _compare(environment, task, "the opening", opening, episode.opening, differs)
         for number, (turn, answers) in enumerate(turns, 1):
             assert turn is not None
             before(episode)
@@ -63,7 +70,9 @@ async def rebuild(
                 after(None)
                 continue
             step = await episode.step(turn)
-            _compare(environment, task, f"the answer to message {number}", answers, step.messages)
+            ended = (step.done or not step.messages) and bool(answers)
+            what = f"the answer to message {number}"
+            _compare(environment, task, what, answers, step.messages, None if ended else differs)
             after(step)
     except BaseException:
         await episode.close()
@@ -84,11 +93,21 @@ def _turns(messages: Sequence[Message]) -> Iterator[tuple[Message | None, list[M
     yield turn, answers
 
 
-def _compare(environment: Environment, task: Task, what: str, then: Sequence[Message], now: Sequence[Message]) -> None:
+def _compare(
+    environment: Environment,
+    task: Task,
+    what: str,
+    then: Sequence[Message],
+    now: Sequence[Message],
+    differs: OnDifference | None,
+) -> None:
     for before, after in zip_longest(then, now):
         if before is None or after is None or _shown(before) != _shown(after, len(before.content)):
-            shown = (None if message is None else _shown(message) for message in (before, after))
-            raise DivergedError(environment.name, task.task_id, what, *shown)
+            shown = [None if message is None else _shown(message) for message in (before, after)]
+            if differs is None:
+                raise DivergedError(environment.name, task.task_id, what, *shown)
+            differs(f"{what} was {str(shown[0])[:200]!r} and is now {str(shown[1])[:200]!r}")
+            return
 
 
 def _shown(message: Message, longest: int | None = None) -> tuple[str | None, ...]:

@@ -48,7 +48,7 @@ class Attempt:
     after ``prefix``, if there is one, and is cut after ``turns`` of its own, without a score. With probability
     ``advised`` a turn is what the episode advises; then the row is trained on these turns, and not on those of the
     policy. The first turn of its own is the teacher's if it is ``replaced`` by ``default``, and empty if by ``none``;
-    then it is not trained on."""
+    then it is not trained on. ``goes_on`` says that the replay of the prefix may be answered otherwise than it was."""
 
     task: Task
     index: int = 0
@@ -58,6 +58,7 @@ class Attempt:
     advised: float | None = None
     turns: int | None = None
     replaced: Literal["", "default", "none"] = ""
+    goes_on: bool = False
 
     @property
     def group_id(self) -> str:

@@ -59,6 +59,18 @@ def node(row: Trajectory, turn: int, task: Task, hint: str = "") -> ForkPoint:
     return ForkPoint(node_name(task.task_id, ids), task, Prefix(row.trajectory_id, row.messages[:number], ids), hint)
 
 
+def text_node(row: Trajectory, turn: int, task: Task) -> ForkPoint:
+    """As :func:`node`, for an engine without token ids: the conversation alone, of a row with tokens or without."""
+    turns = acting(row.messages)
+    if not 0 <= turn < len(turns):
+        raise ValueError(f"{row.trajectory_id} has {len(turns)} turns, so it cannot be continued from turn {turn}")
+    number = next(index for index, message in enumerate(row.messages) if message is turns[turn])
+    bare = {"token_start": None, "token_end": None}
+    messages = [message.model_copy(update=bare) for message in row.messages[:number]]
+    text = "\0".join(message.model_dump_json() for message in messages)
+    return ForkPoint(node_name(task.task_id, list(text.encode())), task, Prefix(row.trajectory_id, messages, []))
+
+
 def attempts(
     nodes: Iterable[ForkPoint], samples: int, name: Callable[[int], str], first: int = 0, index: int = 0
 ) -> dict[str, Attempt]:

@@ -29,7 +29,7 @@ from agentrl.rollouts.acting import Act
 from agentrl.rollouts.attempts import Attempt
 from agentrl.rollouts.compression import window
 from agentrl.rollouts.exploring import RESAMPLED, uncertainty
-from agentrl.rollouts.outcomes import tags_of
+from agentrl.rollouts.outcomes import REPLAY_DIFFERS, tags_of
 from agentrl.rollouts.rationalize import with_hint
 from agentrl.rollouts.segments import SUMMARY, Segment
 from agentrl.schemas.trajectory import InfrastructureError, Message, Role, Termination
@@ -67,10 +67,9 @@ class EpisodeRun:
     diverged: bool = False
     advised: list[tuple[int, int]] = field(default_factory=list)  # the tokens of turns that the episode advised
     replaced: tuple[int, int] | None = None  # the tokens of the turn that stands in the place of the policy's
-    unreadable: str = ""
-    """Why the calls of the last turn could not be read."""
-    uncertain: float | None = None
-    """How uncertain the policy was in its last turn."""
+    differed: str = ""  # what a replay was answered otherwise at first
+    unreadable: str = ""  # why the calls of the last turn could not be read
+    uncertain: float | None = None  # how uncertain the policy was in its last turn
     earlier: list[Segment] = field(default_factory=list)
     opening: list[Message] = field(default_factory=list)
     left_out: list[list[Message]] = field(default_factory=list)
@@ -115,11 +114,17 @@ class EpisodeRun:
         self.messages.extend(prefix.messages)
         self.steps = prefix.turns
         messages = prefix.plain(task, self.attempt.hint)
+        differs = self._differs if self.attempt.goes_on else None
+        again = rebuild(self.environment, task, messages, differs=differs)
         try:
-            return await self._of_environment(rebuild(self.environment, task, messages), 1 + prefix.turns)
+            return await self._of_environment(again, 1 + prefix.turns)
         except _EnvironmentError as failure:
             self.diverged = self.lasting = isinstance(failure.__cause__, DivergedError)
             raise
+
+    def _differs(self, what: str) -> None:
+        self.info[REPLAY_DIFFERS] += 1
+        self.differed = self.differed or what
 
     def _open(self, episode: Episode) -> None:
         """Put the opening into the session."""
@@ -352,17 +357,12 @@ class EpisodeRun:
 
     def _cut(self, step: Step) -> Step:
         """The step with messages of bounded length. What is adapted has cut its own, and counted it."""
-        texts = [self.act.shortened(message.content) for message in step.messages]
-        changed = [
-            message.content for text, message in zip(texts, step.messages, strict=True) if text is not message.content
-        ]
+        shortened = [(message, self.act.shortened(message.content)) for message in step.messages]
+        changed = [message.content for message, text in shortened if text is not message.content]
         if not changed:
             return step
         self.info["observations_cut"] += sum(not is_cut(text) for text in changed)
-        messages = [
-            message.model_copy(update={"content": text}) for text, message in zip(texts, step.messages, strict=True)
-        ]
-        return replace(step, messages=messages)
+        return replace(step, messages=[message.model_copy(update={"content": text}) for message, text in shortened])
 
     def _heard(self, messages: list[Message], ids: list[int]) -> None:
         """Append what the policy reads next. If several messages were encoded together, the first has the span of all,
@@ -395,4 +395,5 @@ class EpisodeRun:
     @property
     def tags(self) -> list[str]:
         counted = [*tags_of(self.info), *[DIVERGED] * self.diverged]
+        counted += [f"{REPLAY_DIFFERS}: {self.differed}"] if self.differed else []
         return counted + ([f"{self.termination}: {self.error}"] if self.error else [])

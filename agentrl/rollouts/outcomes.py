@@ -23,9 +23,12 @@ def shares_of_ends(ends: Iterable[str]) -> dict[str, float]:
     }
 
 
+REPLAY_DIFFERS = "replay_differs"
+"""Answers of a replay that are others than those of the row that is continued."""
+
 COUNTED = (
     *("tool_timeouts", "tool_exceptions", "observations_cut", "faults", "format_errors", "empty_summaries"),
-    *(RESAMPLED, "resampled_tokens", "random_calls"),
+    *(RESAMPLED, "resampled_tokens", "random_calls", REPLAY_DIFFERS),
 )
 """What an episode's tags and a stage's metrics count, of the numbers that steps give."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -58,12 +58,13 @@ def rows_to_continue(
     context: Context,
     trajectories: Sequence[Trajectories],
     tasks: Sequence[Tasks],
-    policy: "Policy",
+    policy: "Policy | None",
     measured: bool | None = None,
 ) -> list[TaskRow]:
-    """Rows of selections with their tasks. Text is tokenised; rows that are tagged as not trained on, and those without
-    a turn, such as of an environment that failed at once, are left out and counted.
-    ``measured`` says that nothing will be trained on what is made of them, None that the stage has no such setting.
+    """Rows of selections with their tasks. Text is tokenised, unless an endpoint goes on (no ``policy``). Rows that are
+    tagged as not trained on, and those without a turn, such as of an environment that failed at once, are left out and
+    counted. ``measured`` says that nothing will be trained on what is made of them, None that the stage has no such
+    setting.
 
     Raises ValueError that names a row of another tokenizer than the policy's, or without its task, or of another split
     than train unless it is measured, or a later segment of an episode.
@@ -74,13 +75,13 @@ def rows_to_continue(
         if not acting(row.messages):
             left["no_turns"] += 1
             continue
-        row = tokenize(row, policy.codec, policy.tokenizer_fingerprint)
+        row = tokenize(row, policy.codec, policy.tokenizer_fingerprint) if policy else row
         if row.segment and ('"compress"' in row.sampling or row.source == SEGMENTED):
             raise ValueError(
                 f"{row.trajectory_id} is a later segment of its episode, whose beginning it lacks, so it cannot be "
                 "continued; leave such rows out by trajectories.select with where: segment = 0"
             )
-        if wrong := policy.wrote(row.trajectory_id, row.tokenizer):
+        if policy and (wrong := policy.wrote(row.trajectory_id, row.tokenizer)):
             raise ValueError(wrong)
         if row.source == "team":
             raise ValueError(
@@ -115,9 +116,9 @@ def chosen_turns(row: Trajectory, where: Where, most: int) -> list[int]:
 
 class Continuations:
     """The continuations of states, which are sampled once each and appended to the buffer. Those whose replay went
-    otherwise than before are left out. With ``turns``, each is cut after so many of its own. Their rows and shards are
-    numbered from ``first`` and ``shard`` on, and tagged ``tag``; their first turns
-    are ``replaced``."""
+    otherwise than before are left out, unless they are to ``go_on`` in spite of that. With ``turns``, each is cut after
+    so many of its own. Their rows and shards are numbered from ``first`` and ``shard`` on, and tagged ``tag``; their
+    first turns are ``replaced``."""
 
     def __init__(
         self,
@@ -130,9 +131,10 @@ class Continuations:
         shard: int = 0,
         tag: str = "",
         replaced: Literal["", "default", "none"] = "",
+        go_on: bool = False,
     ) -> None:
         self._context, self._runner, self._samples, self._source = context, runner, samples, source
-        self._turns, self._tag, self._replaced = turns, tag, replaced
+        self._turns, self._tag, self._replaced, self._go_on = turns, tag, replaced, go_on
         self._shards = Shards(context)
         self._known = set(context.row_ids())
         self._rows: dict[str, list[Trajectory]] = {}
@@ -199,7 +201,8 @@ class Continuations:
         missing = self._shards.missing(wanted)
         if missing:
             seed = stream(self._context.seed, "continue", self._shard)
-            cut = [replace(attempt, turns=self._turns, replaced=self._replaced) for attempt in missing.values()]
+            how: dict[str, Any] = {"turns": self._turns, "replaced": self._replaced, "goes_on": self._go_on}
+            cut = [replace(attempt, **how) for attempt in missing.values()]
             made = self._runner.run(cut, seed, list(missing), self._source)
             if tags:
                 made = [row.model_copy(update={"tags": [*tags[row.trajectory_id], *row.tags]}) for row in made]

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.engines.blocking import blocking
 from agentrl.environments.code.workspace import Workspace
+from agentrl.environments.forks import rebuild
 from agentrl.environments.repository.ended import assertion, ended_by, place
 from agentrl.environments.repository.environment import LIMITS, Repository, RepositoryConfig
 from agentrl.environments.repository.instances import instances, patched, snapshot
@@ -369,3 +370,19 @@ def test_what_is_no_test_file_stays_as_it_is() -> None:
     source, found = ended_by('"""Doc."""\nfrom __future__ import annotations\n\ndef test_a():\n    pass', {})
     compile(source, "tests", "exec")
     assert found == set()
+
+
+def test_a_stored_episode_is_made_again_with_its_files(clones: Path, task: Task) -> None:
+    """What pytest prints does not say how long it took, so a replay is answered as the row was."""
+    place, row = environment(clones), demonstrate(environment(clones), task, 0.0, 0, "r")
+    assert row.success
+    report = row.messages[-2].content
+    assert re.search(r"[0-9]+ passed$", report), report
+    end = max(number for number, message in enumerate(row.messages) if message.role is Role.ASSISTANT)
+
+    async def again() -> bool:
+        episode = await rebuild(place, task, row.messages[:end])
+        await episode.step(row.messages[end])
+        return (await episode.score()).success  # type: ignore[union-attr]
+
+    assert blocking(again())

@@ -63,14 +63,16 @@ sys.exit(code)
 """At the end it prints the names of the tests that passed, and what they told, after a mark."""
 
 
+_TOOK = re.compile(r"(?<=\w) in [0-9.]+s( \([0-9:]+\))?(?=( =+)?$)", re.M)
 _PASSED = TypeAdapter(list[str])
 _TOLD = TypeAdapter(dict[str, list[Annotated[list[str], Field(min_length=2)]]])
 
 
 async def visible_report(sandbox: Sandbox, files: Workspace, packages: Sequence[str]) -> str:
-    """The end of what pytest prints, for the policy to read."""
+    """The end of what pytest prints, for the policy to read, without how long it took: equal files give equal texts, so
+    that a stored episode can be made again."""
     ran = await _run(sandbox, files, {"files": [], "packages": packages, "tests": []})
-    printed = (ran.stdout + ran.stderr).decode(errors="replace").strip()
+    printed = _TOOK.sub("", (ran.stdout + ran.stderr).decode(errors="replace").strip())
     if ran.stopped:
         printed += f"\nstopped: too much {ran.stopped.replace('_', ' ')}"
     return printed[-LONGEST:] or f"pytest ended with exit code {ran.code} and said nothing"

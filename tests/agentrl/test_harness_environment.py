@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psutil
@@ -18,7 +19,8 @@ from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Termination, Trajectory
 
 AGENT = Path(__file__).with_name("scripted_agent.py").read_text()
-TESTS = {"there": "test -f out.txt", "right.sh": '[ "$(cat out.txt)" = hi ]', "py.py": "assert open('out.txt').read()"}
+TESTS = {"there": "test -f out.txt", "right.sh": '[ "$(cat out.txt)" = hi ]', "py.py": "import helper; helper.check()"}
+HELPERS = {"helper.py": "def check():\n    assert open('out.txt').read()"}
 LIMITS = {"memory_mb": 256, "processes": 64, "disk_mb": 32, "file_mb": 16}
 
 
@@ -34,7 +36,7 @@ def harness(**settings: Any) -> HarnessEnvironment:
 
 
 def task(prompt: str, tests: dict[str, str] = TESTS, **metadata: Any) -> Task:
-    about = json.dumps({"tests": tests, **metadata})
+    about = json.dumps({"tests": tests, "helpers": HELPERS, **metadata})
     return Task(task_id=prompt, env="harness", split="train", prompt=prompt, verifier="tests", metadata=about)
 
 
@@ -151,3 +153,23 @@ def test_an_engine_that_fails_is_infrastructure(policy: Policy) -> None:
     assert [row.reward for row in rows] == [1.0, 1.0], "it is begun again"
     with pytest.raises(EngineError, match="gone"):
         played(policy, harness(), [task("work: x")], fails=[EngineError("gone")])
+
+
+def test_bad_settings_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean 'claude-code'"):
+        harness(agent="claude-cod")
+    with pytest.raises(
+        ValueError, match=r"has no node_modules/@openai/codex-linux.*npm install .* @openai/codex@0\.169"
+    ):
+        harness(agent="codex", agents=str(tmp_path))
+    with pytest.raises(ValueError, match="is no folder"):
+        harness(folder=str(tmp_path / "no"))
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"prompt": "x"}\n{"prompt": "y", "tests": {"../z": "true"}}\n')
+    with pytest.raises(ValueError, match=r"line 2: tests: .*without '\.\.'"):
+        harness(file=str(file)).tasks({"train": 1}, 0)
+    with pytest.raises(ValueError, match="none is set"):
+        harness().tasks({"train": 1}, 0)
+    odd = Task(task_id="t", env="harness", split="train", prompt="x", metadata='{"solution": ["ls"]}')
+    with pytest.raises(ValueError, match="no known shell tool"):
+        next(harness().demonstrate(odd, 0.0, Random(0)))

@@ -24,6 +24,7 @@ from agentrl.sandbox import Bubblewrap, ResourceLimits
 from agentrl.sandbox.bubblewrap import WORKSPACE
 from agentrl.sandbox.run import checked
 from agentrl.schemas.annotations import External
+from agentrl.schemas.hints import did_you_mean
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, RewardComponent, Role, Termination, ToolCall
 
@@ -44,9 +45,10 @@ class HarnessTask(BaseModel):
 
     files: dict[str, str] = Field({}, description="path in the workspace -> text, over those of `folder`")
     tests: dict[str, str] = Field({}, description="name -> script that exits with 0 if the test passes")
+    helpers: dict[str, str] = Field({}, description="files beside the tests that are no tests themselves")
     solution: list[str] = Field([], description="shell commands of an expert, one turn each")
 
-    @field_validator("files", "tests")
+    @field_validator("files", "tests", "helpers")
     @classmethod
     def _inside(cls, files: dict[str, str]) -> dict[str, str]:
         for path in files:
@@ -84,6 +86,15 @@ class HarnessConfig(BaseModel):
     sandbox: Bubblewrap = Field(Bubblewrap(limits=LIMITS), description="where the agent runs, and its limits")
     test_limits: ResourceLimits = Field(TEST_LIMITS, description="limits of each test, in a sandbox of its own")
 
+    @field_validator("agent")
+    @classmethod
+    def _is_no_typo(cls, agent: str | list[str]) -> str | list[str]:
+        if isinstance(agent, list) and not agent:
+            raise ValueError("give claude-code, codex, opencode, or a command")
+        if isinstance(agent, list) and len(agent) == 1 and (hint := did_you_mean(agent[0], PROFILES)):
+            raise ValueError(f"{agent[0]!r} is no agent that is known here{hint}, or give a command with its arguments")
+        return agent
+
 
 class HarnessEnvironment(AgentEnvironment):
     """The environment; see the module's docstring."""
@@ -92,6 +103,7 @@ class HarnessEnvironment(AgentEnvironment):
     version = "1"
 
     def __init__(self, config: HarnessConfig) -> None:
+        """Raises ValueError if the agent is not installed, or if ``folder`` is no folder."""
         self.config = config
         self.max_steps, self.at_once = config.turns, config.at_once
         known = isinstance(config.agent, str)
@@ -99,6 +111,7 @@ class HarnessEnvironment(AgentEnvironment):
             PROFILES[config.agent] if isinstance(config.agent, str) else of_command(config.agent)
         )
         self._agents = Path(config.agents).expanduser().resolve()
+        self.profile.command(self._agents)
         installed = self.profile.installed(self._agents)
         if installed and installed != self.profile.version:
             warnings.warn(
@@ -120,7 +133,7 @@ class HarnessEnvironment(AgentEnvironment):
         def drafts(level: int, random: Random) -> Iterator[Draft]:
             for line in random.sample(lines, len(lines)):
                 if line.level == level:
-                    given = {"files": line.files, "tests": line.tests, "solution": line.solution}
+                    given = line.model_dump(exclude={"prompt", "level"})
                     steps = {"optimal_steps": len(line.solution) + 1} if line.solution else {}
                     key = json.dumps([line.prompt, given], sort_keys=True)
                     yield Draft(line.prompt, metadata={**given, **steps}, key=key)
@@ -203,7 +216,7 @@ class HarnessEnvironment(AgentEnvironment):
             return False
         given = {f"workspace/{path}": data for path, data in files.items()}
         given |= {"workspace/.keep": b""} if not files else {}
-        given |= {f"tests/{path}": text.encode() for path, text in about.tests.items()}
+        given |= {f"tests/{path}": text.encode() for path, text in {**about.helpers, **about.tests}.items()}
         script = shlex.quote(f"../tests/{name}")
         shell = shlex.quote(self._sandbox.python) if name.endswith(".py") else "/bin/sh"
         ran = await self._sandbox.run(

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from agentrl.datastore.read.batches import BufferBatches
     from agentrl.datastore.read.scalars import ScalarColumns
     from agentrl.datastore.search.experience import Demonstration
+    from agentrl.datastore.search.fulltext import FullText
     from agentrl.datastore.search.index import SearchIndex
 
 Answer = TypeVar("Answer")
@@ -174,14 +176,15 @@ class TrajectoryBuffer:
         unsafe: bool = False,
         scores: pa.Table | None = None,
     ) -> "pl.DataFrame":
-        """Answer a query over the views ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect.
-        ``unsafe`` allows table functions, which read files; see :mod:`agentrl.datastore.read.sql`. ``scores`` of one
-        scorer take the place of the rows' rewards."""
+        """Answer a query over the views ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect, with
+        ``matches(messages, 'words')`` for rows in which words stand. ``unsafe`` allows table functions, which read
+        files; see :mod:`agentrl.datastore.read.sql`. ``scores`` of one scorer take the place of the rows' rewards."""
         from agentrl.datastore.read import sql, views
         from agentrl.datastore.read.scores import rescored
 
         def ask() -> "pl.DataFrame":
-            return sql.collect(views.views(rescored(self.scan(version), scores), query), query, unsafe=unsafe)
+            tables = views.views(rescored(self.scan(version), scores), query)
+            return sql.collect(tables, query, unsafe=unsafe, found=lambda text: self.text.ids(text, version))
 
         return self.current(version, ask)
 
@@ -240,10 +243,23 @@ class TrajectoryBuffer:
 
         return BufferBatches(self, ids, batch_rows, **options)
 
-    def search(self, text: str, k: int = 5, *, embedder: str | None = None, **options: Any) -> "pl.DataFrame":
+    @cached_property
+    def text(self) -> "FullText":
+        """The full-text index over messages, calls and answers of tools."""
+        from agentrl.datastore.search.fulltext import FullText
+
+        return FullText(self)
+
+    def search(
+        self, text: str, k: int = 5, *, embedder: str | None = None, method: str = "hybrid", **options: Any
+    ) -> "pl.DataFrame":
         """The ``k`` rows whose prompts are nearest to a text; see :meth:`SearchIndex.search` for the options, among
         them ``where``, which filters before anything is ranked. Builds the index, or brings it up to date. If no
-        ``embedder`` is named, it is MiniLM if that is installed, else the buffer's own words."""
+        ``embedder`` is named, it is MiniLM if that is installed, else the buffer's own words. ``method="text"`` finds
+        words in whole conversations instead, see :meth:`FullText.search`."""
+        if method == "text":
+            return self.text.search(text, k, **options)
+        options["method"] = method
         return self._index(embedder).search(text, k, **options)
 
     def experience(self, prompt: str, *, embedder: str | None = None, **options: Any) -> "list[Demonstration]":

@@ -7,6 +7,7 @@ from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read import sql
 from agentrl.datastore.read.scalars import SCHEMA
 from agentrl.datastore.read.views import views
+from agentrl.datastore.search.words import parsed
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.schemas.hints import did_you_mean
 
@@ -28,17 +29,20 @@ def tasks_of(rows: pl.LazyFrame) -> pl.LazyFrame:
 
 def check_rows(where: str) -> str:
     """``where``, a condition on the scalar columns. Raises StoreError if no row could be judged by it."""
-    return _judged(_no_rows(), where)
+    sql.collect({"rows": _no_rows()}, f"select * from rows where ({where})", found=_no_ids)
+    return where
 
 
 def check_tasks(where: str) -> str:
     """``where``, a condition on what :func:`tasks_of` gives. Raises StoreError if no task could be judged by it."""
-    return _judged(tasks_of(_no_rows()), where)
+    sql.collect({"rows": tasks_of(_no_rows())}, f"select * from rows where ({where})")
+    return where
 
 
 def check_trajectories(where: str) -> str:
     """``where``, a condition of a query over the buffer's views. Raises StoreError if it cannot be answered."""
-    sql.collect(views(pl.LazyFrame(schema=SCHEMA)), f"select trajectory_id from trajectories where ({where})")
+    query = f"select trajectory_id from trajectories where ({where})"
+    sql.collect(views(pl.LazyFrame(schema=SCHEMA)), query, found=_no_ids)
     return where
 
 
@@ -50,9 +54,10 @@ def check_column(name: str) -> str:
     return name
 
 
-def _judged(rows: pl.LazyFrame, where: str) -> str:
-    sql.collect({"rows": rows}, f"select * from rows where ({where})")
-    return where
+def _no_ids(text: str) -> pl.Series:
+    """That nothing is found. Raises StoreError if the text is no question."""
+    parsed(text)
+    return pl.Series([], dtype=pl.String)
 
 
 def _no_rows() -> pl.LazyFrame:

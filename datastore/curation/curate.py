@@ -22,6 +22,7 @@ from agentrl.datastore.curation.text import Part, first_question, part_text, too
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read import sql
 from agentrl.datastore.read.lookup import Ids, id_array
+from agentrl.datastore.read.matches import Found
 from agentrl.datastore.read.ranking import RANK
 from agentrl.datastore.read.scores import rescored
 from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, pretrained
@@ -178,17 +179,17 @@ def _describe(rule: r.Rule) -> str:
     return " ".join([rule.rule, *(f"{name}={value}" for name, value in fields.items())])
 
 
-def _where(rows: pl.DataFrame, where: str) -> pl.DataFrame:
-    """Rows for which a SQL expression is true."""
+def _where(rows: pl.DataFrame, where: str, found: Found | None = None) -> pl.DataFrame:
+    """Rows for which a SQL expression is true. ``found`` answers ``matches(messages, ...)``."""
     name = f"rule expression {where!r}"
     try:
-        return sql.matching(rows.lazy(), where, name).collect()
+        return sql.matching(rows.lazy(), where, name, found).collect()
     except pl.exceptions.PolarsError as error:
         raise StoreError(f"{name}: {str(error).splitlines()[0]}") from None
 
 
 def _filter(rows: pl.DataFrame, rule: r.Filter, work: Work) -> pl.DataFrame:
-    return _where(rows, rule.where)
+    return _where(rows, rule.where, lambda text: work.buffer.text.ids(text, work.version))
 
 
 def _group(rows: pl.DataFrame, rule: r.Group, work: Work) -> pl.DataFrame:

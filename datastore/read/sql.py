@@ -11,6 +11,7 @@ import polars as pl
 from polars.exceptions import ColumnNotFoundError, PanicException, PolarsError
 
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.read.matches import Found, as_tables
 from agentrl.schemas.hints import nearest
 
 MAX_CHARACTERS = 100_000
@@ -26,14 +27,18 @@ _LITERAL = re.compile(r"'[^']*'")
 _COUNT = re.compile(r"\bcount\s*\(\s*\*\s*\)", re.IGNORECASE)
 
 
-def execute(tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = False) -> pl.LazyFrame:
-    """The answer, still to be collected. ``unsafe`` allows table functions, which read files.
+def execute(
+    tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = False, found: Found | None = None
+) -> pl.LazyFrame:
+    """The answer, still to be collected. ``unsafe`` allows table functions, which read files. ``found`` answers
+    ``matches(messages, ...)``, which is refused without it.
 
     Raises StoreError if the query calls a table function, cannot be parsed, or names what is not there.
     """
     check(query, unsafe)
+    asked, ids = as_tables(query, found)
     try:
-        frame = pl.SQLContext(dict(tables)).execute(query)
+        frame = pl.SQLContext({**tables, **ids}).execute(asked)
         names = frame.collect_schema().names()
     except (PolarsError, PanicException) as error:
         raise failed(error, tables, query) from None
@@ -42,22 +47,24 @@ def execute(tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = Fa
     return frame
 
 
-def collect(tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = False) -> pl.DataFrame:
+def collect(
+    tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = False, found: Found | None = None
+) -> pl.DataFrame:
     """The answer. Raises StoreError as :func:`execute` does, and if the query fails on the data."""
-    frame = execute(tables, query, unsafe=unsafe)
+    frame = execute(tables, query, unsafe=unsafe, found=found)
     try:
         return frame.collect()
     except (PolarsError, PanicException) as error:
         raise failed(error, tables, query) from None
 
 
-def matching(rows: pl.LazyFrame, where: str, name: str) -> pl.LazyFrame:
+def matching(rows: pl.LazyFrame, where: str, name: str, found: Found | None = None) -> pl.LazyFrame:
     """Rows for which a SQL expression is true, still to be collected. An error begins with ``name``.
 
     Raises StoreError if it is no expression (``order by`` and ``limit`` are none) or names what is not there.
     """
     try:
-        return execute({"rows": rows}, f"select * from rows where ({where})")
+        return execute({"rows": rows}, f"select * from rows where ({where})", found=found)
     except StoreError as error:
         raise StoreError(f"{name}: {error}") from None
 

@@ -273,7 +273,7 @@ class SearchIndex:
         rows = self.buffer.scan(version)
         try:
             if isinstance(where, str):
-                rows = sql.matching(rows, where, f"filter {where}")
+                rows = sql.matching(rows, where, f"filter {where}", self.buffer.text.ids)
             elif where is not None:
                 rows = rows.filter(where)
             chosen = rows.select(COLUMNS).collect()

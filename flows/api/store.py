@@ -62,7 +62,8 @@ class Store:
 
     def search(self, text: str, k: int = 5, *, progress: bool = True, **options: Any) -> "pl.DataFrame":
         """The ``k`` rows whose prompts are most like a text, best first; options are those of ``agentrl buffer
-        search``: ``method``, ``where``, ``diverse``, ``per_task``, ``embedder``. Prompts that are new are embedded
+        search``: ``method``, ``where``, ``diverse``, ``per_task``, ``embedder``. ``method="text"`` finds words in
+        messages, calls and answers of tools instead, as in ``'refund "gift card" -paypal'``. What is new is indexed
         first, and ``progress`` shows how far that is."""
         with _shown("search index", progress) as told:
             return self.buffer.search(text, k, progress=told, **options)

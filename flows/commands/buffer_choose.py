@@ -20,7 +20,7 @@ app = typer.Typer()
 
 @command(app)
 def search(
-    text: Annotated[str, typer.Argument(help="What the task is about")],
+    text: Annotated[str, typer.Argument(help='What the task is about; with --text: words "a phrase" -not')],
     store: Store = "store",
     k: Best = 5,
     where: Where = None,
@@ -34,15 +34,23 @@ def search(
     diverse: Annotated[float | None, typer.Option(min=0, max=1, help="MMR: 1 is relevance alone")] = None,
     per_task: Annotated[int | None, typer.Option(min=1, help="At most this many rows of one task")] = None,
     embedder: Embedder = None,
+    in_messages: Annotated[
+        bool, typer.Option("--text", help="Find words in messages, reasoning, tool calls and tool answers, by BM25")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the trajectories whose tasks are nearest to a text."""
+    """Find the trajectories whose tasks are nearest to a text, or in which words stand."""
     from agentrl.datastore.search.embedding import EMBEDDED, default_embedder
     from agentrl.flows.showing import display_for, shown
 
+    if in_messages:
+        if method != "hybrid" or diverse is not None or embedder:
+            raise fail("error: --text finds words as they are: --method, --diverse and --embedder are about prompts")
+        _text_search(text, store, as_json, k=k, where=where, per_task=per_task)
+        return
     if method not in ("dense", "lexical", "hybrid"):
         raise fail(f"error: --method {method!r}: allowed are dense, lexical, hybrid")
-    options = {"where": where, "method": method, "diverse": diverse, "per_task": per_task}
+    options: dict[str, Any] = {"where": where, "method": method, "diverse": diverse, "per_task": per_task}
     with shown("search index", display_for(console(stderr=True), quiet=as_json)) as told:
         hits = open_buffer(store).search(text, k, embedder=embedder, progress=told, **options)
     if not hits.height and not as_json:
@@ -55,10 +63,25 @@ def search(
     print_rows(hits.select(columns).to_dicts(), as_json)
 
 
+def _text_search(text: str, store: str, as_json: bool, **options: Any) -> None:
+    from agentrl.flows.showing import display_for, shown
+
+    with shown("text index", display_for(console(stderr=True), quiet=as_json)) as told:
+        hits = open_buffer(store).search(text, method="text", progress=told, **options)
+    if not hits.height and not as_json:
+        say(f"no row holds {text!r}{' among the rows that pass --where' if options['where'] else ''}")
+        return
+    columns = hits.columns if as_json else ["trajectory_id", "score", "success", "message", "role", "excerpt"]
+    print_rows(hits.select(columns).to_dicts(), as_json)
+
+
 @command(app)
 def index(
     store: Store = "store",
     embedder: Embedder = None,
+    of_text: Annotated[
+        bool, typer.Option("--text", help="The index of words in messages, which `search --text` and matches() use")
+    ] = False,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Start over; the embedder of the buffer's own words is fitted anew")
     ] = False,
@@ -72,6 +95,12 @@ def index(
     from agentrl.datastore.search.index import SearchIndex
     from agentrl.flows.showing import display_for, shown
 
+    if of_text:
+        if embedder:
+            raise fail("error: --embedder is about prompts; --text has none")
+        with shown("text index", display_for(console(stderr=True), quiet=as_json)) as told:
+            print_rows([asdict(open_buffer(store).text.refresh(rebuild, told))], as_json)
+        return
     chosen = SearchIndex(open_buffer(store), embedder)
     with shown("search index", display_for(console(stderr=True), quiet=as_json)) as told:
         state = asdict(chosen.refresh(rebuild, told))

@@ -184,7 +184,7 @@ class TrajectoryBuffer:
 
         def ask() -> "pl.DataFrame":
             tables = views.views(rescored(self.scan(version), scores), query)
-            return sql.collect(tables, query, unsafe=unsafe, found=lambda text: self.text.ids(text, version))
+            return sql.collect(tables, query, unsafe=unsafe, find=lambda text: self.text.ids(text, version))
 
         return self.current(version, ask)
 
@@ -277,37 +277,9 @@ class TrajectoryBuffer:
     def stats(self, version: int | datetime | None = None) -> dict[str, Any]:
         """Totals, and under ``stages`` one row per stage of a pipeline: rows, tasks, tokens, rows without ``success``
         (unscored), and over the others success rate and mean reward."""
-        return self.current(version, lambda: self._stats(version))
+        from agentrl.datastore.read.totals import totals
 
-    def _stats(self, version: int | datetime | None) -> dict[str, Any]:
-        import polars as pl
-
-        table = self.table(version)
-        by_stage = (
-            self.scan(table.version())
-            .group_by("pipeline", "stage", "env")
-            .agg(
-                pl.len().alias("rows"),
-                pl.col("task_id").n_unique().alias("tasks"),
-                pl.col("success").null_count().cast(pl.Int64).alias("unscored"),
-                pl.col("success").mean(),
-                pl.col("reward").mean(),
-                pl.col("n_steps").mean().alias("steps"),
-                pl.col("n_tokens").sum().cast(pl.Int64).alias("tokens"),
-                pl.col("created_at").max().alias("newest"),
-            )
-            .sort("newest")
-            .collect()
-        )
-        files = pl.DataFrame(pa.table(table.get_add_actions(flatten=True)))
-        return {
-            "stages": by_stage.to_dicts(),
-            "rows": int(by_stage["rows"].sum()),
-            "tokens": int(by_stage["tokens"].sum()),
-            "files": files.height,
-            "bytes": int(files["size_bytes"].sum()),
-            "version": table.version(),
-        }
+        return self.current(version, lambda: totals(self, version))
 
     def history(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Commits, newest first: version, time, operation, rows, and the stage run that made them."""

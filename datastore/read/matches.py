@@ -11,7 +11,7 @@ import polars as pl
 
 from agentrl.datastore.errors import StoreError
 
-Found = Callable[[str], pl.Series]
+Find = Callable[[str], pl.Series]
 """The ids of the rows in which the words of a text stand. Raises StoreError if the text is no question."""
 
 FORM = "matches(messages, 'words \"a phrase\" -not')"
@@ -36,7 +36,7 @@ def replaced(query: str, by: Callable[[str, int], str]) -> tuple[str, list[str]]
     """
     texts: list[str] = []
 
-    def one(match: re.Match[str]) -> str:
+    def answered(match: re.Match[str]) -> str:
         if not match["call"]:
             return match[0]
         if not match["asked"]:
@@ -47,20 +47,20 @@ def replaced(query: str, by: Callable[[str, int], str]) -> tuple[str, list[str]]
             texts.append(text)
         return by(match["table"] or "", texts.index(text))
 
-    return _PART.sub(one, query), texts
+    return _PART.sub(answered, query), texts
 
 
-def as_tables(query: str, found: Found | None) -> tuple[str, dict[str, pl.LazyFrame]]:
-    """The query as Polars answers it, and the tables of ids that it asks for beside its own. ``found`` None is where
-    there are no messages. Raises StoreError as :func:`replaced` does, and if ``found`` does."""
+def as_tables(query: str, find: Find | None) -> tuple[str, dict[str, pl.LazyFrame]]:
+    """The query as Polars answers it, and the tables of ids that it asks for beside its own. ``find`` None is where
+    there are no messages. Raises StoreError as :func:`replaced` does, and if ``find`` does."""
 
     def member(table: str, number: int) -> str:
         return f'({table}trajectory_id in (select trajectory_id from "{PREFIX}{number}"))'
 
     query, texts = replaced(query, member)
-    if texts and found is None:
+    if texts and find is None:
         raise StoreError("matches(messages, ...) is asked of rows; what this condition is about has no messages")
-    tables = {f"{PREFIX}{number}": _table(found(text)) for number, text in enumerate(texts) if found}
+    tables = {f"{PREFIX}{number}": _table(find(text)) for number, text in enumerate(texts) if find}
     return query, tables
 
 

@@ -11,7 +11,7 @@ import polars as pl
 from polars.exceptions import ColumnNotFoundError, PanicException, PolarsError
 
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.read.matches import Found, as_tables
+from agentrl.datastore.read.matches import Find, as_tables
 from agentrl.schemas.hints import nearest
 
 MAX_CHARACTERS = 100_000
@@ -28,15 +28,15 @@ _COUNT = re.compile(r"\bcount\s*\(\s*\*\s*\)", re.IGNORECASE)
 
 
 def execute(
-    tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = False, found: Found | None = None
+    tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = False, find: Find | None = None
 ) -> pl.LazyFrame:
-    """The answer, still to be collected. ``unsafe`` allows table functions, which read files. ``found`` answers
+    """The answer, still to be collected. ``unsafe`` allows table functions, which read files. ``find`` answers
     ``matches(messages, ...)``, which is refused without it.
 
     Raises StoreError if the query calls a table function, cannot be parsed, or names what is not there.
     """
     check(query, unsafe)
-    asked, ids = as_tables(query, found)
+    asked, ids = as_tables(query, find)
     try:
         frame = pl.SQLContext({**tables, **ids}).execute(asked)
         names = frame.collect_schema().names()
@@ -48,23 +48,23 @@ def execute(
 
 
 def collect(
-    tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = False, found: Found | None = None
+    tables: Mapping[str, pl.LazyFrame], query: str, *, unsafe: bool = False, find: Find | None = None
 ) -> pl.DataFrame:
     """The answer. Raises StoreError as :func:`execute` does, and if the query fails on the data."""
-    frame = execute(tables, query, unsafe=unsafe, found=found)
+    frame = execute(tables, query, unsafe=unsafe, find=find)
     try:
         return frame.collect()
     except (PolarsError, PanicException) as error:
         raise failed(error, tables, query) from None
 
 
-def matching(rows: pl.LazyFrame, where: str, name: str, found: Found | None = None) -> pl.LazyFrame:
+def matching(rows: pl.LazyFrame, where: str, name: str, find: Find | None = None) -> pl.LazyFrame:
     """Rows for which a SQL expression is true, still to be collected. An error begins with ``name``.
 
     Raises StoreError if it is no expression (``order by`` and ``limit`` are none) or names what is not there.
     """
     try:
-        return execute({"rows": rows}, f"select * from rows where ({where})", found=found)
+        return execute({"rows": rows}, f"select * from rows where ({where})", find=find)
     except StoreError as error:
         raise StoreError(f"{name}: {error}") from None
 

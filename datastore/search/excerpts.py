@@ -27,9 +27,9 @@ class Excerpt:
 def row_texts(messages: pa.Array) -> Iterator[list[str]]:
     """What is found of each row of a column ``messages``: contents, reasoning, and names and arguments of calls."""
     rows = messages.combine_chunks() if isinstance(messages, pa.ChunkedArray) else messages
-    said = rows.flatten()
-    contents, thoughts = (said.field(name).to_pylist() for name in ("content", "reasoning"))
-    calls = said.field("tool_calls")
+    every = rows.flatten()
+    contents, thoughts = (every.field(name).to_pylist() for name in ("content", "reasoning"))
+    calls = every.field("tool_calls")
     flat = calls.flatten()
     names, arguments = (flat.field(name).to_pylist() for name in ("name", "arguments"))
     called = pc.fill_null(pc.list_value_length(calls), 0).to_pylist()
@@ -86,15 +86,15 @@ def _places(text: str, asked: Sequence[list[str]]) -> list[tuple[int, int, int]]
     """Which of the phrases stand in a text, each with where it begins and ends there."""
     tokens = analyzer().pre_tokenize(text).tokens
     words = [token.text for token in tokens]
-    found = []
+    spans = []
     for which, phrase in enumerate(asked):
         at = -1
         while phrase[0] in words[at + 1 :]:
             at = words.index(phrase[0], at + 1)
             if words[at : at + len(phrase)] == phrase:
                 last = tokens[at + len(phrase) - 1]
-                found.append((which, tokens[at].char_offset_from, last.char_offset_to))
-    return sorted(found, key=lambda place: place[1:])
+                spans.append((which, tokens[at].char_offset_from, last.char_offset_to))
+    return sorted(spans, key=lambda span: span[1:])
 
 
 def _marked(text: str, places: Sequence[tuple[int, int, int]]) -> str:

@@ -133,10 +133,11 @@ class FullText:
 
     def lacking(self, version: int | datetime | None = None) -> int:
         """How many rows of a version a question would read before it is answered."""
-        held = self._held or self._on_disk()
-        known = held.files if held else {}
         files = live_files(self.buffer.table(version))
-        return sum(rows for name, (rows, _) in files.items() if name not in known)
+        held = self._held
+        if held is None or not files.keys() <= held.files.keys():
+            held = self._on_disk()
+        return sum(rows for name, (rows, _) in files.items() if held is None or name not in held.files)
 
     # answers
 

@@ -65,10 +65,10 @@ def analyzer(longest: int = LONGEST) -> "tantivy.TextAnalyzer":
 
 def terms(written: str) -> list[str]:
     """The words of a word or a phrase as the index has them. Raises StoreError if one is too long to be there."""
-    found: list[str] = analyzer().analyze(written)
-    if len(found) != len(analyzer(2**20).analyze(written)):
+    known: list[str] = analyzer().analyze(written)
+    if len(known) != len(analyzer(2**20).analyze(written)):
         raise StoreError(f"search {written[:60]!r}: a word has {LONGEST} bytes or more, and no such word is found")
-    return found
+    return known
 
 
 def query(schema: Any, field: str, words: Words) -> "tantivy.Query":

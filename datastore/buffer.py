@@ -326,7 +326,7 @@ class TrajectoryBuffer:
         def ask() -> pa.Table:
             with self._table.following() as table:
                 files = self._lookup.files(table if version is None else self.table(version))
-            return self._lookup.read(files, ids, read, _columns(read))
+            return self._lookup.read(files, ids, read, _columns(read), newest=version is None)
 
         rows = self.current(version, ask)
         order = pc.index_in(ids, value_set=rows["trajectory_id"].combine_chunks())

@@ -24,7 +24,7 @@ GRACE = timedelta(days=1)
 
 _OTHERS = ("prefect", "logs")
 """Folders of the store that hold no names of ours."""
-_KEPT = ("owners", "scratch", "artifacts", "tokens", "scalars", "prefect", "logs", SURVEY)
+_KEPT = ("owners", "scratch", "artifacts", "tokens", "scalars", "rows", "prefect", "logs", SURVEY)
 """Folders of the working folder that hold what is used again."""
 
 
@@ -39,7 +39,7 @@ def leftovers(storage: LocalStorage | S3Storage, artifacts: Iterable[Artifact] |
         )
         for artifact in artifacts or ():
             paths |= set(_temporaries(storage.root.joinpath("artifacts", *artifact)))
-    for name in ("scratch", "artifacts", "tokens", "scalars"):
+    for name in ("scratch", "artifacts", "tokens", "scalars", "rows"):
         paths |= set(_temporaries(working / name))
     return sorted(path for path in paths if _is_over(working, path))
 

@@ -1,7 +1,6 @@
-"""Rows by id. Files are found by Delta's statistics, row groups by Parquet's, and only those are decoded.
-
-Bounds of row groups are kept between calls, and footers up to a limit. Files never change, so what was read need not be
-read again.
+"""Rows by id. Only the row groups that may hold one are decoded. In large files that were read before, an index names
+them (:mod:`agentrl.datastore.read.row_index`). Otherwise files are found by Delta's statistics and row groups by
+Parquet's. Then bounds of row groups are kept between calls, and footers up to a limit.
 """
 
 import os
@@ -19,6 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.datastore.errors import CorruptError
+from agentrl.datastore.read.footers import part
+from agentrl.datastore.read.row_index import LEAST_GROUPS, RowGroup, RowIndex
 from agentrl.datastore.read.token_cache import Copies
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.older_schemas import to_read, upgrade
@@ -73,12 +74,86 @@ class Lookup:
         self._footers: dict[str, pq.FileMetaData] = {}
         self._lock = threading.Lock()
         self._copies = Copies(storage)
+        self._index = RowIndex(storage, folder, "trajectory_id")
 
-    def read(self, files: "Sequence[_File]", ids: pa.Array, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
+    def read(
+        self, files: "Sequence[_File]", ids: pa.Array, columns: Sequence[str], schema: pa.Schema, newest: bool = True
+    ) -> pa.Table:
         """Rows of ``files`` with these ids; ids that are not there are left out. What is read together stays together,
-        and follows its least id, so that ids that are asked for in order often need no further copy."""
+        and follows its least id, so that ids that are asked for in order often need no further copy. ``newest``:
+        whether these are the files of the newest version; large ones that had to be searched are indexed then."""
         values = pc.unique(ids)
         values = values.take(pc.sort_indices(values))
+        try:
+            parts, searched = self._indexed(files, values, columns)
+        except CorruptError:  # the index may be wrong: if a data file cannot be read, that is said below
+            self._index.clear()
+            parts, searched = [], list(files)
+        more, opened = self._searched(searched, values, columns)
+        parts += more
+        if len(searched) < len(files) and sum(rows.num_rows for rows in parts) < len(values):
+            parts += self._not_indexed(files, searched, parts, values, columns)
+        large = [file.path for file in opened if len(file.groups or ()) >= LEAST_GROUPS]
+        if newest and large:
+            self._index.add(large, {file.path for file in files})
+        parts.sort(key=lambda rows: rows["trajectory_id"][0].as_py())
+        # a cast copies, even to the same schema
+        cast = (rows if rows.schema.equals(schema) else rows.cast(schema) for rows in parts)
+        return pa.concat_tables([schema.empty_table(), *cast])
+
+    def _indexed(
+        self, files: "Sequence[_File]", values: pa.Array, columns: Sequence[str]
+    ) -> "tuple[list[pa.Table], list[_File]]":
+        """Rows of those files that are indexed, and the other files."""
+        layouts = self._index.layouts()
+        if not layouts:
+            return [], list(files)
+        live = {file.path: file for file in files if file.path in layouts}
+        matches = {name: places for name, places in self._index.find(values.to_pylist()).items() if name in live}
+        copied = dict(
+            zip(matches, _each(lambda name: self._copies.read(name, values, columns), list(matches)), strict=True)
+        )
+        tasks = [
+            (live[name], places[at : at + 8])
+            for name, places in matches.items()
+            if copied[name] is None
+            for at in range(0, len(places), 8)
+        ]
+
+        def one(task: tuple[_File, list[RowGroup]]) -> pa.Table:
+            file, places = task
+            with self._reading(file), self._index.source(file.path) as source:
+                some = part(source, layouts[file.path], places)
+                remote = not isinstance(self._storage, LocalStorage)
+                with pq.ParquetFile(source, metadata=some, pre_buffer=remote) as opened:
+                    return _rows(opened, range(len(places)), values, columns)
+
+        parts = [rows for rows in [*copied.values(), *_each(one, tasks)] if rows is not None and rows.num_rows]
+        return parts, [file for file in files if file.path not in layouts]
+
+    def _not_indexed(
+        self,
+        files: "Sequence[_File]",
+        searched: "Sequence[_File]",
+        parts: Sequence[pa.Table],
+        values: pa.Array,
+        columns: Sequence[str],
+    ) -> list[pa.Table]:
+        """Rows of ids that the index did not find, in the files that it says are without them: it is believed only if
+        it is right. If there are any, it is forgotten."""
+        known = pa.chunked_array([rows["trajectory_id"].combine_chunks() for rows in parts], pa.string())
+        missing = values.filter(pc.invert(pc.is_in(values, value_set=known)))
+        done = {file.path for file in searched}
+        more, _ = self._searched([file for file in files if file.path not in done], missing, columns)
+        if more:
+            self._index.clear()
+        return more
+
+    def _searched(
+        self, files: "Sequence[_File]", values: pa.Array, columns: Sequence[str]
+    ) -> "tuple[list[pa.Table], list[_File]]":
+        """Rows of files with these ids, which are sorted, by bounds of files and row groups; and the files that were
+        opened."""
         names = values.to_pylist()
 
         def within(least: str, most: str) -> pa.Array:
@@ -96,21 +171,13 @@ class Lookup:
 
         def one(task: tuple[_File, list[_Group]]) -> pa.Table:
             file, groups = task
-            with self._reading(file), self._open(file) as source:
-                old = not set(columns) <= set(file.columns)
-                read = to_read(columns, file.columns) if old else list(columns)
-                numbers = [group.number for group in groups]
-                rows = source.read_row_groups(numbers, columns=read, use_threads=False)
             # the ids that these row groups may hold, since Arrow hashes all that it is given
             few = within(min(group.least for group in groups), max(group.most for group in groups))
-            rows = _chosen(rows, pc.is_in(rows["trajectory_id"], value_set=few))
-            return upgrade(rows, columns) if old else rows.select(list(columns))
+            with self._reading(file), self._open(file) as source:
+                return _rows(source, [group.number for group in groups], few, columns, file.columns)
 
         parts = [rows for rows in [*copied, *_each(one, tasks)] if rows is not None and rows.num_rows]
-        parts.sort(key=lambda rows: rows["trajectory_id"][0].as_py())
-        # a cast copies, even to the same schema
-        cast = (rows if rows.schema.equals(schema) else rows.cast(schema) for rows in parts)
-        return pa.concat_tables([schema.empty_table(), *cast])
+        return parts, rest
 
     def files(self, table: "DeltaTable") -> list[_File]:
         """The files of the table's version, for :meth:`read`."""
@@ -190,6 +257,18 @@ def _each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]
         return [work(item) for item in items]
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(work, items))
+
+
+def _rows(
+    file: pq.ParquetFile, groups: Sequence[int], ids: pa.Array, columns: Sequence[str], there: Sequence[str] = ()
+) -> pa.Table:
+    """Rows of these row groups with one of these ids. ``there``: the columns of the file, if they are known."""
+    there = there or file.schema_arrow.names
+    old = not set(columns) <= set(there)
+    read = to_read(columns, there) if old else list(columns)
+    rows = file.read_row_groups(list(groups), columns=read, use_threads=False)
+    rows = _chosen(rows, pc.is_in(rows["trajectory_id"], value_set=ids))
+    return upgrade(rows, columns) if old else rows.select(list(columns))
 
 
 def _chosen(rows: pa.Table, asked: pa.ChunkedArray) -> pa.Table:

@@ -164,7 +164,7 @@ def main() -> None:
         memory = peaks(Path(folder, "memory"), *((768, 10) if SMALL else ()))
     from online_recorder import overhead
 
-    recorded = overhead(12 if SMALL else 24)
+    recorded = overhead(12 if SMALL else 24)  # requests of 4 kB; of other sizes the script itself says it
     missed = report(found["synchronous"], found["asynchronous"], loads, served, memory, recorded)
     sys.exit(1 if missed and os.environ.get("CHECK") == "1" else 0)
 

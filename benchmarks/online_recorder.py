@@ -15,13 +15,20 @@ from pathlib import Path
 from typing import Any
 
 CONVERSATIONS = 64
-CLIENTS = """
+TARGET_MS = 2.0
+SIZES = (4_000, 76_000)
+"""Bytes of a request: of a small agent, and of Claude Code, which offers 24 tools."""
+WORDS = "What this means, in a sentence that is as long as such sentences are, or a little longer than that. "
+CLIENTS = (
+    f"""
 import asyncio, sys, httpx
-
+WORDS = {WORDS!r}
+"""
+    + """
 async def talk(client, number, turns):
     messages = [{"role": "user", "content": f"city of the boss of person {number}?"}]
     for turn in range(turns):
-        body = {"model": "tiny", "messages": messages, "tools": TOOLS}
+        body = {"model": "tiny", "messages": messages, "tools": tools(size)}
         said = (await client.post("/chat/completions", json=body)).raise_for_status().json()["choices"][0]["message"]
         messages.append(said)
         for call in said["tool_calls"]:
@@ -32,14 +39,22 @@ async def main(url, conversations, turns):
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120, trust_env=False) as client:
         await asyncio.gather(*(talk(client, number, turns) for number in range(conversations)))
 
-TOOLS = [{"type": "function", "function": {"name": "find", "description": "Look up one fact.", "parameters":
-          {"type": "object", "properties": {"who": {"type": "string"}, "rel": {"type": "string"}}}}}]
-asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+def tools(size):
+    schema = {"type": "object", "properties": {f"field_{n}": {"type": "string", "description": WORDS} for n in range(8)}}
+    find = {"type": "object", "properties": {"who": {"type": "string"}, "rel": {"type": "string"}}}
+    functions = [{"name": "find", "description": "Look up one fact.", "parameters": find}]
+    functions += [{"name": f"tool_{n}", "description": 20 * WORDS, "parameters": schema} for n in range(size // 3300)]
+    return [{"type": "function", "function": function} for function in functions]
+
+url, conversations, turns, size = sys.argv[1], *map(int, sys.argv[2:])
+asyncio.run(main(url, conversations, turns))
 """
+)
 
 
-def overhead(turns: int) -> float:
-    """Milliseconds of processor time of a turn, of ``turns`` in each conversation."""
+def overhead(turns: int, size: int = SIZES[0]) -> float:
+    """Milliseconds of processor time of a turn, of ``turns`` in each conversation, whose requests have about ``size``
+    bytes, most of them tools."""
     from agentrl.engines.base import Sampling
     from agentrl.models.tiny import tiny_policy
     from agentrl.recorder.episodes import Episodes
@@ -51,7 +66,8 @@ def overhead(turns: int) -> float:
 
     call = ToolCall(id="call_0", name="find", arguments=json.dumps({"who": "Ann", "rel": "boss"}))
     said = Message(role=Role.ASSISTANT, content="I look it up.", tool_calls=[call])
-    policy = tiny_policy([[said, Message(role=Role.USER, content="city of the boss of person 12?")]], seed=0)
+    asked = [Message(role=Role.USER, content=text) for text in ("city of the boss of person 12?", 20 * WORDS)]
+    policy = tiny_policy([[said, *asked]], seed=0)
     policy.name = "tiny"
     ids = policy.codec.assistant(said)
 
@@ -69,7 +85,7 @@ def overhead(turns: int) -> float:
             settle()
             start = time.process_time()
             clients = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", CLIENTS, url, str(CONVERSATIONS), str(length)
+                sys.executable, "-c", CLIENTS, url, str(CONVERSATIONS), str(length), str(size)
             )
             if await clients.wait():
                 raise subprocess.CalledProcessError(clients.returncode or 1, "the clients of the recorder")
@@ -116,4 +132,8 @@ class _Nowhere:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    print(f"{overhead(12):.2f} ms a turn at {CONVERSATIONS} conversations")
+    for bytes_of_request in SIZES:
+        cost = overhead(24, bytes_of_request)
+        met = "met" if cost < TARGET_MS else "MISSED"
+        what = f"recorder, a turn at {CONVERSATIONS} conversations, requests of {bytes_of_request // 1000} kB"
+        print(f"{what:<72} {cost:.2f} ms   below {TARGET_MS:.0f} ms   {met}")

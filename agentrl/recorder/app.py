@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from agentrl.recorder import chat, messages, responses
+from agentrl.recorder.body import bytes_of_value
 from agentrl.recorder.wire import Answerer, ApiError, Reply, TurnRequest, caller_of, read
 from agentrl.schemas.json_text import shown
 
@@ -90,7 +91,22 @@ async def _asked(backend: Answerer, protocol: ModuleType, request: HttpRequest) 
 def _digest(asked: TurnRequest) -> str:
     """A digest of a request, the same whether its answer is to be streamed or whole. ``echo`` may have ids that are new
     each time."""
-    return hashlib.sha256(repr(replace(asked, stream=False, usage_in_stream=False, echo={})).encode()).hexdigest()
+    messages = [
+        (
+            *(
+                message.role.value,
+                message.content,
+                message.reasoning,
+                message.tool_call_id,
+                message.name,
+                message.error,
+            ),
+            [(call.id, call.name, call.arguments) for call in message.tool_calls],
+        )
+        for message in asked.messages
+    ]
+    rest = replace(asked, stream=False, usage_in_stream=False, echo={}, messages=[], tools="")
+    return hashlib.sha256(bytes_of_value([repr(rest), asked.tools, messages])).hexdigest()
 
 
 def guarded(endpoint: Endpoint, local: bool, protocol: ModuleType = chat) -> Endpoint:

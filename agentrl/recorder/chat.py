@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.recorder.body import bytes_of_value, value_of_bytes
 from agentrl.recorder.wire import COMMENT, MOST, Answered, ApiError, OpenAIRequest, Reply, TurnRequest, openai_refusal
 from agentrl.schemas.json_text import is_json
 from agentrl.schemas.trajectory import Message, Role, ToolCall
@@ -155,9 +157,17 @@ def as_json(arguments: str) -> str:
 
 def tools_of(functions: list[FunctionTool]) -> str:
     """JSON of tools, as a trajectory has them."""
-    return json.dumps(
-        [{"type": "function", "function": function.model_dump(exclude_none=True)} for function in functions]
-    )
+    given = [(function.name, function.description, function.parameters) for function in functions]
+    return _tools_text(bytes_of_value(given))
+
+
+@lru_cache(maxsize=64)
+def _tools_text(functions: bytes) -> str:
+    """Every request of a conversation has the same tools, and their bytes are made in a fraction of the time."""
+    keys = ("name", "description", "parameters")
+    named = [dict(zip(keys, function, strict=True)) for function in value_of_bytes(functions)]
+    known = [{key: value for key, value in function.items() if value is not None} for function in named]
+    return json.dumps([{"type": "function", "function": function} for function in known])
 
 
 def choice_of(choice: str | dict[str, Any] | None, parallel: bool | None) -> str:

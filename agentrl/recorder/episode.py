@@ -325,7 +325,7 @@ def _line_of(turn: SampledTurn) -> dict[str, Any]:
         "message": turn.message.model_dump(mode="json", exclude_defaults=True),
         "call_ids": turn.call_ids,
         "digest": turn.digest.hex(),
-        "tools": turn.tools,
+        "tools": None if turn.parent and turn.parent.tools == turn.tools else turn.tools,  # many kB, with every turn
         "sampling": turn.sampling,
         "instructed": turn.instructed,
         "agent": turn.agent,
@@ -337,10 +337,11 @@ def _line_of(turn: SampledTurn) -> dict[str, Any]:
 def _turn_of(line: dict[str, Any], known: dict[int, SampledTurn]) -> SampledTurn:
     spans = [Span(**span) for span in line.pop("spans")]
     sampled = Turn(line.pop("ids"), line.pop("logprobs"), spans, line.pop("stop"))
-    parent = line.pop("parent")
+    parent, tools = line.pop("parent"), line.pop("tools")
     return SampledTurn(
         turn=sampled,
         parent=None if parent is None else known[parent],
+        tools=known[parent].tools if tools is None else tools,
         heard=[Message(**message) for message in line.pop("heard")],
         message=Message(**line.pop("message")),
         digest=bytes.fromhex(line.pop("digest")),

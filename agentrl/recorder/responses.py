@@ -40,6 +40,7 @@ class FunctionCall(BaseModel):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str = "{}"
 
 
@@ -69,13 +70,24 @@ class ResponsesTool(FunctionTool):
     type: Literal["function"]
 
 
+class NamespaceTool(BaseModel):
+    """Functions under a common name. The policy reads each as ``<namespace>__<function>``; a call of it is told in the
+    client's form. What is in it beside functions cannot be called here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["namespace"]
+    name: str
+    tools: list["ResponsesTool | OtherTool"] = []
+
+
 class OtherTool(BaseModel):
-    """A tool that the server would run itself, a namespace of functions, or a grammar. No policy can call it here."""
+    """A tool that the server would run itself, or a grammar. No policy can call it here."""
 
     model_config = ConfigDict(extra="ignore")
 
     type: Literal[
-        "namespace", "custom", "web_search", "web_search_preview", "file_search", "code_interpreter", "local_shell",
+        "custom", "web_search", "web_search_preview", "file_search", "code_interpreter", "local_shell",
         "shell", "apply_patch", "tool_search", "image_generation", "computer_use_preview", "mcp",
     ]  # fmt: skip
 
@@ -91,7 +103,7 @@ class TextOptions(BaseModel):
 class ResponsesRequest(OpenAIRequest):
     input: str | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
-    tools: list[ResponsesTool | OtherTool] | None = None
+    tools: list[ResponsesTool | NamespaceTool | OtherTool] | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MOST)
     stream_options: dict[str, Any] | None = None
     previous_response_id: str | None = None
@@ -106,16 +118,17 @@ class ResponsesRequest(OpenAIRequest):
         items = [Said(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         given = self.model_dump(mode="json")
         echo = {name: given[name] for name in ("instructions", "metadata", "temperature", "top_p", "user")}
-        functions = [tool for tool in self.tools or [] if isinstance(tool, ResponsesTool)]
+        functions, namespaces, dropped = _callable(self.tools or [])
         named = [item.id for item in items if isinstance(item, Reasoning) and (item.id or "").startswith("rs_")]
         return TurnRequest(
             model=self.model,
             messages=_messages(items),
-            tools=tools_of([FunctionTool(**tool.model_dump()) for tool in functions]),
+            tools=tools_of(functions),
+            namespaces=namespaces,
             named=(named[-1] or "").removeprefix("rs_") if named else None,
             wants_json=bool(self.text and self.text.format and self.text.format.type != "text"),
             ignored=(*self.ignored(), *["reasoning"] * bool(self.reasoning)),
-            dropped_tools=len(self.tools or []) - len(functions),
+            dropped_tools=dropped,
             tool_choice=choice_of(self.tool_choice, self.parallel_tool_calls),
             temperature=self.temperature,
             top_p=self.top_p,
@@ -134,6 +147,33 @@ class ResponsesRequest(OpenAIRequest):
         )
 
 
+def _callable(
+    tools: Sequence[ResponsesTool | NamespaceTool | OtherTool],
+) -> tuple[list[FunctionTool], dict[str, tuple[str, str]], int]:
+    """The functions that a policy can call, those of namespaces by their flat names, which are listed, and how many
+    tools it cannot call: others, and one whose flat name another function has."""
+    functions = [tool for tool in tools if isinstance(tool, ResponsesTool)]
+    flat: list[FunctionTool] = list(functions)
+    names, namespaces = {tool.name for tool in functions}, dict[str, tuple[str, str]]()
+    given = 0
+    for tool in tools:
+        if not isinstance(tool, NamespaceTool):
+            given += 1
+            continue
+        given += len(tool.tools)
+        for inner in tool.tools:
+            if isinstance(inner, ResponsesTool) and (name := _flat(tool.name, inner.name)) not in names:
+                names.add(name)
+                namespaces[name] = (tool.name, inner.name)
+                flat.append(FunctionTool(name=name, description=inner.description, parameters=inner.parameters))
+    return flat, namespaces, given - len(flat)
+
+
+def _flat(namespace: str | None, name: str) -> str:
+    """The name by which a policy knows a function."""
+    return f"{namespace}__{name}" if namespace else name
+
+
 def _messages(items: Sequence[Item]) -> list[Message]:
     """Items as messages: reasoning, text and calls that follow each other are one turn of the assistant."""
     messages: list[Message] = []
@@ -144,7 +184,7 @@ def _messages(items: Sequence[Item]) -> list[Message]:
             messages.append(Message(role=Role.ASSISTANT))
         saying = assistant
         if isinstance(item, FunctionCall):
-            call = ToolCall(id=item.call_id, name=item.name, arguments=as_json(item.arguments))
+            call = ToolCall(id=item.call_id, name=_flat(item.namespace, item.name), arguments=as_json(item.arguments))
             messages[-1] = messages[-1].model_copy(update={"tool_calls": [*messages[-1].tool_calls, call]})
         elif isinstance(item, FunctionCallOutput):
             text, error = text_of(item.output), item.is_error
@@ -184,16 +224,18 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _other_items(answer: Answered) -> Iterator[dict[str, Any]]:
+def _other_items(asked: TurnRequest, answer: Answered) -> Iterator[dict[str, Any]]:
     if answer.message.reasoning:
         content = [{"type": "reasoning_text", "text": answer.message.reasoning}]
         yield {"type": "reasoning", "id": f"rs_{answer.name}", "summary": [], "content": content, "status": "completed"}
     for number, call in enumerate(answer.message.tool_calls):
+        namespace, name = asked.namespaces.get(call.name, (None, call.name))
         yield {
             "type": "function_call",
             "id": f"fc_{answer.name}_{number}",
             "call_id": call.id,
-            "name": call.name,
+            "name": name,
+            **({"namespace": namespace} if namespace else {}),
             "arguments": call.arguments,
             "status": "completed",
         }
@@ -218,7 +260,7 @@ def _done(asked: TurnRequest, answer: Answered, output: Sequence[dict[str, Any]]
 
 def whole(asked: TurnRequest, answer: Answered) -> dict[str, Any]:
     """The body of an answer."""
-    others = list(_other_items(answer))
+    others = list(_other_items(asked, answer))
     texts = [_text_item(answer.name, answer.message.content)] if answer.message.content or not others else []
     before = [item for item in others if item["type"] == "reasoning"]
     return _done(asked, answer, [*before, *texts, *(item for item in others if item not in before)])
@@ -244,7 +286,7 @@ async def events(asked: TurnRequest, reply: Reply) -> AsyncIterator[bytes]:
             output.append(_text_item(name, "", "in_progress"))
         yield event("response.output_text.delta", **where, delta=text, logprobs=[])
     answer = await reply.answered()
-    others = list(_other_items(answer))
+    others = list(_other_items(asked, answer))
     if not output and not others:
         for sent in _begun(event, name, where):
             yield sent

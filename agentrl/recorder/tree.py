@@ -20,7 +20,10 @@ from agentrl.schemas.trajectory import Message, Role
 
 def canonical(message: Message) -> str:
     """What counts of a message."""
-    calls = [(call.name, _sorted(call.arguments)) for call in message.tool_calls]
+    calls = [
+        (call.name, _sorted(text) if len(text := call.arguments) > _SHORT else _sorted_again(text))
+        for call in message.tool_calls
+    ]
     return _plain([message.role.value, message.content.strip(), calls])
 
 
@@ -29,6 +32,10 @@ def _sorted(arguments: str) -> str:
         return _in_order(_numbers_alike(loads(arguments)))
     except ValueError:
         return arguments
+
+
+_sorted_again = lru_cache(maxsize=4096)(_sorted)
+_SHORT = 1000  # characters of arguments that are kept: a request repeats all calls before it
 
 
 def _numbers_alike(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentrl.schemas.json_text import loads, unstorable
+from agentrl.recorder.body import read_body
 from agentrl.schemas.trajectory import Message, Role
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -101,10 +101,10 @@ class OpenAIRequest(ApiRequest):
 def read(kind: type[Parsed], body: bytes) -> Parsed:
     """A request. Raises ApiError that lists all that is wrong with it."""
     try:
-        given = loads(body.decode())
+        given, bad = read_body(body)
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
-    if (bad := unstorable(given)) is not None:
+    if bad is not None:
         raise ApiError(400, f"{bad[0] or 'body'}: {bad[1]}", "unsupported_or_invalid", bad[0] or "body")
     problems = _unknown(kind, given) if issubclass(kind, ApiRequest) and isinstance(given, dict) else []
     try:
@@ -189,6 +189,8 @@ class TurnRequest:
     wants_json: bool = False
     ignored: tuple[str, ...] = ()
     dropped_tools: int = 0
+    namespaces: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Namespace and name of each tool that the policy knows by a flat name."""
     caller: Caller = Caller()
     echo: dict[str, Any] = field(default_factory=dict)
     """Fields of the request that its answer repeats."""

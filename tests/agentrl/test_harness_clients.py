@@ -155,6 +155,27 @@ def test_sub_agents_and_a_title(policy: Policy, tmp_path: Path) -> None:
     assert sum(row.n_action_tokens for row in rows) == sampled
 
 
+def test_codex_calls_functions_of_a_namespace(policy: Policy, tmp_path: Path) -> None:
+    def says(text: str) -> Message | str:
+        turn = text.count("<|im_start|>assistant")
+        if "count, part" in text.rpartition("list the files")[2].partition("<|im_start|>assistant")[0]:
+            return "Part one has two files."
+        if turn == 1:
+            return calls(("multi_agent_v1__spawn_agent", {"message": "count, part 1"}))
+        return "There are two files."
+
+    with served(tmp_path / "store", policy, says, room=400_000, turn_tokens=2000) as server:
+        ended, name, key = run(server, "codex", tmp_path)
+        rows = rows_of(server, name, key)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    main = next(row for row in rows if row.agent == "main")
+    [made] = [call.name for message in main.messages for call in message.tool_calls]
+    [told] = [message.content for message in main.messages if message.role is Role.TOOL]
+    assert made == "multi_agent_v1__spawn_agent"
+    assert "agent_id" in told
+    assert "unsupported" not in told
+
+
 def test_a_prompt_that_is_too_long_ends_the_run_at_once(policy: Policy, tmp_path: Path) -> None:
     with served(tmp_path / "store", policy, script("claude", "ls"), room=2000) as server:
         ended, _, _ = run(server, "claude", tmp_path, CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1")

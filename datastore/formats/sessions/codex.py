@@ -3,7 +3,8 @@
 ``response_item`` holds the conversation, in the items of OpenAI Responses (:mod:`responses`); the instructions of
 ``session_meta`` are the first system message, and ``developer`` messages are system messages too. After ``compacted`` a
 new row of the episode begins with its ``replacement_history``. The summary before it is left out: it answers a prompt
-that is not in the file. A call into a ``namespace`` of tools has its name in front, as ``namespace.name``. A rollout of
+that is not in the file. A call into a ``namespace`` of tools has its name in front, ``<namespace>__<name>``, as
+the recorder has it. A rollout of
 a sub-agent is a row of the episode of its parent thread, tagged ``kind:subagent``.
 
 ``turn_context.model`` is the policy, ``token_usage_record`` (before it came: the last ``token_count``) the usage. The
@@ -174,7 +175,7 @@ def _with_namespace(item: dict[str, Any]) -> dict[str, Any]:
     """A call under the name of its namespace."""
     if item.get("type") != "function_call" or not isinstance(name := item.get("namespace"), str) or not name:
         return item
-    return {key: value for key, value in item.items() if key != "namespace"} | {"name": f"{name}.{item['name']}"}
+    return {key: value for key, value in item.items() if key != "namespace"} | {"name": f"{name}__{item['name']}"}
 
 
 def _spent(context: _Context, rollout: _Rollout, segment: int) -> dict[str, Any]:

@@ -40,7 +40,8 @@ async def main(url, conversations, turns):
         await asyncio.gather(*(talk(client, number, turns) for number in range(conversations)))
 
 def tools(size):
-    schema = {"type": "object", "properties": {f"field_{n}": {"type": "string", "description": WORDS} for n in range(8)}}
+    field = {"type": "string", "description": WORDS}
+    schema = {"type": "object", "properties": {f"field_{n}": field for n in range(8)}}
     find = {"type": "object", "properties": {"who": {"type": "string"}, "rel": {"type": "string"}}}
     functions = [{"name": "find", "description": "Look up one fact.", "parameters": find}]
     functions += [{"name": f"tool_{n}", "description": 20 * WORDS, "parameters": schema} for n in range(size // 3300)]

@@ -5,16 +5,19 @@ import asyncio
 import math
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, cast
 
-from agentrl.engines.base import EngineError, Session, TurnError, Usage
+from agentrl.engines.base import EngineError, Session, Turn, TurnError, Usage
 from agentrl.environments.agent import AgentEnd, AgentEnvironment, Endpoint
 from agentrl.environments.base import MAX_STEPS, Score
 from agentrl.recorder.desk import Attended
 from agentrl.recorder.lines import Line
 from agentrl.recorder.sampler import Sampler
 from agentrl.rollouts.episodes import EpisodeRun
+from agentrl.rollouts.outcomes import REPLAY_DIFFERS
+from agentrl.rollouts.replaying import ReplayDivergedError, ReplayingSampler
 from agentrl.rollouts.segments import Segment
 from agentrl.schemas.trajectory import RewardComponent, Termination
 
@@ -35,20 +38,30 @@ class AgentRun(EpisodeRun):
 
     lines: list[Line] = field(default_factory=list)
     more_tags: tuple[str, ...] = ()
+    replayed: list[Turn] = field(default_factory=list)
+    """Turns of the row that is continued, which the program was given."""
 
     @property
     def segments(self) -> list[Segment]:
         """One for each conversation; one without anything if nothing was asked."""
-        segments = [self._segment(line) for line in self.lines]
+        segments = [self._segment(number, line) for number, line in enumerate(self.lines)]
         return segments or [Segment(Session(), 0, 0, 0)]
 
-    def _segment(self, line: Line) -> Segment:
+    def _segment(self, number: int, line: Line) -> Segment:
+        replayed = sum(any(turn.turn is stored for stored in self.replayed) for turn in line.turns)
+        continues = line.parent is None and (replayed > 0 or (number == 0 and not self.replayed))
+        if continues:
+            line = replace(line, shared=max(line.shared, replayed))
         session, fork_at = line.session()
+        if continues and self.attempt.prefix:
+            pairs = zip(session.ids, self.attempt.prefix.ids, strict=False)
+            fork_at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         session.usage = _usage(line)
         own = line.turns[line.shared :]
         return Segment(
+            continues=continues,
             session=session,
-            steps=len(line.turns),
+            steps=len(own) if self.attempt.prefix and continues else len(line.turns),
             tool_calls=sum(len(turn.message.tool_calls) for turn in own),
             tool_errors=sum(message.error is True for turn in own for message in turn.heard),
             agent=line.agent,
@@ -68,9 +81,7 @@ class AgentRun(EpisodeRun):
         environment = cast(AgentEnvironment, self.environment)
         limits, loop = self.act.limits, asyncio.get_running_loop()
         failed: asyncio.Future[EngineError] = loop.create_future()
-        sampler = Sampler(
-            self.act.engine, self.act.speaker, self.act.sampling, limits.turn_s, self.seed, self.deadline
-        )  # fmt: skip
+        sampler = self._sampler()
         allowed = limits.max_steps or getattr(environment, "max_steps", None) or MAX_STEPS
 
         def fails(error: EngineError) -> None:
@@ -85,6 +96,9 @@ class AgentRun(EpisodeRun):
         try:
             in_time = await self._waited(program, failed, attended)
             self._finish(program, attended, in_time)
+            self._check_replay(sampler)
+        except ReplayDivergedError as error:
+            self._diverge(str(error))
         finally:
             desk.dismiss(attended)
             program.cancel()
@@ -93,10 +107,31 @@ class AgentRun(EpisodeRun):
             if program.done() and not program.cancelled():
                 program.exception()  # it was told, or does not matter any more
 
+    def _sampler(self) -> Sampler:
+        act, prefix = self.act, self.attempt.prefix
+        how = (act.engine, act.speaker, act.sampling, act.limits.turn_s, self.seed, self.deadline)
+        return ReplayingSampler(*how, prefix, self.attempt.goes_on) if prefix else Sampler(*how)
+
+    def _check_replay(self, sampler: Sampler) -> None:
+        """Take in what became of the turns that were to be replayed."""
+        if not isinstance(sampler, ReplayingSampler):
+            return
+        self.replayed = sampler.replayed
+        self.info[REPLAY_DIFFERS] += len(sampler.differences)
+        self.differed = next(iter(sampler.differences), "")
+        if not sampler.arrived and not self.error:
+            self._diverge(f"the program did not ask for turn {len(sampler.replayed)} of {sampler.prefix.parent}")
+
+    def _diverge(self, what: str) -> None:
+        self.lines, self.diverged, self.lasting = [], True, True
+        self._fail(RuntimeError(what))
+
     def _check(self) -> None:
         attempt = self.attempt
+        textual = attempt.prefix is not None and not (attempt.prefix.ids and self.act.speaker)
         unfit = {
-            "to go on from a stored row": attempt.prefix is not None or attempt.turns is not None,
+            "to go on from a row without token ids": textual,
+            "to go on for some turns alone": attempt.turns is not None,
             "a hint": bool(attempt.hint),
             "turns of an adviser or a teacher": attempt.advised is not None or bool(attempt.replaced),
             "sampling.compress": self.act.sampling.compress is not None,

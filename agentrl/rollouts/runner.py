@@ -308,7 +308,7 @@ class RolloutRunner:
 
     def _trajectory(self, name: str, run: EpisodeRun, index: int, segment: Segment, source: str) -> Trajectory:
         """The row of the episode's segment number ``index``."""
-        task, session, prefix = run.attempt.task, segment.session, run.attempt.prefix
+        task, session, prefix = run.attempt.task, segment.session, run.attempt.prefix if segment.continues else None
         score = run.score if segment.trained else None
         parent = name_of(name, segment.parent) if segment.parent is not None else prefix.parent if prefix else None
         return Trajectory(
@@ -320,7 +320,7 @@ class RolloutRunner:
             group_id=run.attempt.group_id,
             sample_index=run.attempt.index,
             parent_id=parent,
-            fork_at=len(prefix.ids) if prefix else segment.fork_at,
+            fork_at=segment.fork_at or (len(prefix.ids) if prefix else 0),
             source=source,
             env=task.env,
             env_version=run.environment.version,

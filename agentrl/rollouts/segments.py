@@ -18,7 +18,8 @@ SUMMARY = "summary"
 class Segment:
     """What one row of an episode has: a session, and the counts of what happened in it. The first ``fork_at`` tokens
     are those of the earlier row number ``parent``, or without any, that row's ``agent`` called this one. What is not
-    ``trained`` is no part of the work, and has no reward."""
+    ``trained`` is no part of the work, and has no reward. ``continues`` says that it goes on from the row that the
+    attempt does, if that goes on from one."""
 
     session: Session
     steps: int
@@ -29,6 +30,7 @@ class Segment:
     fork_at: int = 0
     trained: bool = True
     tags: tuple[str, ...] = ()
+    continues: bool = True
 
 
 def name_of(episode: str, segment: int) -> str:

@@ -195,6 +195,7 @@ class Continuations:
         the ids of rows."""
         from agentrl.rollouts.continuations import check_continuation
         from agentrl.rollouts.episodes import DIVERGED
+        from agentrl.rollouts.outcomes import REPLAY_DIFFERS
 
         stored = [name for name in wanted if name in self._known]
         rows = dict(zip(stored, self._context.buffer.get_many(stored), strict=True)) if stored else {}
@@ -205,15 +206,21 @@ class Continuations:
             cut = [replace(attempt, **how) for attempt in missing.values()]
             made = self._runner.run(cut, seed, list(missing), self._source)
             if tags:
-                made = [row.model_copy(update={"tags": [*tags[row.trajectory_id], *row.tags]}) for row in made]
-            for row, attempt in zip(made, missing.values(), strict=True):
-                if attempt.prefix is not None:
-                    self.calls += attempt.prefix.tool_calls  # the replay's
-                if DIVERGED not in row.tags:
-                    if attempt.prefix is not None:
-                        check_continuation(row, attempt.prefix)
-                    rows[row.trajectory_id] = self._tagged(row)
-            self._shards.append([rows[name] for name in missing if name in rows], self._shard)
+                made = [row.model_copy(update={"tags": [*tags[row.episode_id], *row.tags]}) for row in made]
+            others = []
+            for row in made:
+                prefix = missing[row.episode_id].prefix
+                if row.segment == 0 and prefix is not None:
+                    self.calls += prefix.tool_calls  # the replay's
+                if DIVERGED in row.tags:
+                    continue
+                if row.segment:  # another conversation of an agent program
+                    others.append(self._tagged(row))
+                    continue
+                if prefix is not None and not any(tag.startswith(REPLAY_DIFFERS) for tag in row.tags):
+                    check_continuation(row, prefix)
+                rows[row.trajectory_id] = self._tagged(row)
+            self._shards.append([*(rows[name] for name in missing if name in rows), *others], self._shard)
         groups: dict[str, list[Trajectory]] = {attempt.group_id: [] for attempt in wanted.values()}
         for name, attempt in wanted.items():
             if kept := rows.get(name):

@@ -6,6 +6,7 @@ variables, web identities, and the roles of containers and machines; not all of 
 
 import os
 from functools import cache
+from pathlib import Path
 
 _ROLES = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -49,3 +50,25 @@ def _machine_has_a_role() -> bool:
             return True
     except OSError:
         return False
+
+
+def storage_options(uri: str | Path) -> dict[str, str]:
+    """Options for delta-rs, Polars and obstore, from the environment. Empty for a local folder."""
+    if not str(uri).startswith("s3://"):
+        return {}
+    names = (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_ENDPOINT_URL",
+    )
+    options = {name.lower(): os.environ[name] for name in names if os.environ.get(name)}
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3"):
+        options["aws_endpoint_url"] = endpoint
+    if options.get("aws_endpoint_url", "").startswith("http://") or os.environ.get("AWS_ALLOW_HTTP"):
+        options["aws_allow_http"] = "true"
+    options.setdefault("aws_region", options.pop("aws_default_region", "us-east-1"))
+    options.pop("aws_default_region", None)
+    return options

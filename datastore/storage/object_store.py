@@ -10,14 +10,14 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.storage.credentials import missing_credentials
+from agentrl.datastore.storage.credentials import missing_credentials, storage_options
 from agentrl.datastore.storage.ownership import mark
 
 TRASH = ".trash-"
@@ -39,6 +39,10 @@ class ObjectStorage(Protocol):
 
     def write(self, key: str, data: bytes) -> None:
         """Create or replace one object."""
+
+    def writing(self, key: str) -> AbstractContextManager[Path]:
+        """A path of this machine to write an object to that is too large to be held. It becomes the object when the
+        block ends, unless by an error."""
 
     def put_if(self, key: str, data: bytes, tag: str | None) -> str | None:
         """Create one object (``tag`` None), or replace the version of it that has this tag, and return the new tag.
@@ -93,6 +97,19 @@ class LocalStorage:
         temporary = self._temporary(key, data)
         os.replace(temporary, self.root / key)
         sync((self.root / key).parent)
+
+    @contextmanager
+    def writing(self, key: str) -> Iterator[Path]:
+        target = self.root / key
+        make_folder(target.parent)
+        temporary = target.parent / f".{target.name}.{mark(self.working_folder())}.tmp"
+        try:
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, target)
+            sync(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def put_if(self, key: str, data: bytes, tag: str | None) -> str | None:
         if tag is not None:
@@ -217,6 +234,17 @@ class S3Storage:
 
         obstore.put(self._store, key, data)
 
+    @contextmanager
+    def writing(self, key: str) -> Iterator[Path]:
+        make_folder(self.working_folder())
+        name = key.rpartition("/")[2]
+        temporary = self.working_folder() / f".{name}.{mark(self.working_folder())}.tmp"
+        try:
+            yield temporary
+            self.upload(key, temporary)
+        finally:
+            temporary.unlink(missing_ok=True)
+
     def put_if(self, key: str, data: bytes, tag: str | None) -> str | None:
         import obstore
 
@@ -326,28 +354,6 @@ def storage_of(store: str | Path) -> LocalStorage | S3Storage:
 
 def _tag(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def storage_options(uri: str | Path) -> dict[str, str]:
-    """Options for delta-rs, Polars and obstore, from the environment. Empty for a local folder."""
-    if not str(uri).startswith("s3://"):
-        return {}
-    names = (
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_SESSION_TOKEN",
-        "AWS_REGION",
-        "AWS_DEFAULT_REGION",
-        "AWS_ENDPOINT_URL",
-    )
-    options = {name.lower(): os.environ[name] for name in names if os.environ.get(name)}
-    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3"):
-        options["aws_endpoint_url"] = endpoint
-    if options.get("aws_endpoint_url", "").startswith("http://") or os.environ.get("AWS_ALLOW_HTTP"):
-        options["aws_allow_http"] = "true"
-    options.setdefault("aws_region", options.pop("aws_default_region", "us-east-1"))
-    options.pop("aws_default_region", None)
-    return options
 
 
 def make_folder(folder: Path) -> None:

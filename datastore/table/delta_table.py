@@ -10,8 +10,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.errors import CorruptError, NewerSchemaError, NoBufferError, OlderSchemaError, StoreError
+from agentrl.datastore.storage.credentials import storage_options
 from agentrl.datastore.storage.delta_paths import opened_as
-from agentrl.datastore.storage.object_store import LocalStorage, S3Storage, storage_options
+from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.delta_log import commit_key, is_torn, mend
 from agentrl.datastore.table.row_digests import STORED_SCHEMA
 from agentrl.datastore.table.writer import FOLDER, STATISTICS, Action

@@ -128,26 +128,30 @@ class FileWriter:
         return actions
 
     def _finished(self, name: str, table: pa.Table, finish: Callable[[pa.Table], pa.Table]) -> Action:
-        return self._file(name, [finish(table)])
+        sink = pa.BufferOutputStream()
+        statistics = write_parquet([finish(table)], sink)
+        data = sink.getvalue()
+        self._storage.write(f"{FOLDER}/{name}", data.to_pybytes())
+        return self._add(name, data.size, statistics)
 
     def write_one(self, tables: Iterable[pa.Table]) -> Action:
-        """Add action of one file of all these rows; only its compressed form is held as a whole."""
-        return self._file(self._name(), tables)
+        """Add action of one file of all these rows, of which one table at a time is held."""
+        name = self._name()
+        with self._storage.writing(f"{FOLDER}/{name}") as path:
+            statistics = write_parquet(tables, str(path))
+            size = path.stat().st_size
+        return self._add(name, size, statistics)
 
     def _name(self) -> str:
         name = f"part-{len(self.names):05d}-{self.id}.zstd.parquet"
         self.names.append(name)
         return name
 
-    def _file(self, name: str, tables: Iterable[pa.Table]) -> Action:
-        sink = pa.BufferOutputStream()
-        statistics = write_parquet(tables, sink)
-        data = sink.getvalue()
-        self._storage.write(f"{FOLDER}/{name}", data.to_pybytes())
+    def _add(self, name: str, size: int, statistics: dict[str, Any]) -> Action:
         return {
             "add": {
                 "path": name,
-                "size": data.size,
+                "size": size,
                 "partitionValues": {},
                 "modificationTime": int(time.time() * 1000),
                 "dataChange": self._data_change,

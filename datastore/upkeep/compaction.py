@@ -1,7 +1,7 @@
 """Compaction: small files are merged, no row changes, and old versions stay readable until ``vacuum``.
 
-A file is small if it has few bytes and few rows. Each group of small files becomes one file, so every round leaves
-fewer files. It ends when no two small files can be merged.
+A file is small if it has few bytes and few rows. Each group of small files becomes one file in a commit of its own, so
+every round leaves fewer files, and a kill costs the work on one file. It ends when no two small files can be merged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
     from agentrl.datastore.buffer import TrajectoryBuffer
 
-GOAL_BYTES = 32 * 2**20
-"""A group is complete with so many stored bytes, or :data:`FILE_ROWS`; a file with less than half of both is small."""
+GOAL_BYTES = 512 * 2**20
+"""A group is complete with so many stored bytes, or :data:`FILE_ROWS`; a file with less than half of both is small.
+Each file costs a kilobyte of log and its share of opening the table, so a terabyte should be some thousand files. Rows
+limit files of small rows, whose footers would grow to tens of megabytes, which a scan parses as a whole."""
 
 
 class SourcesGoneError(StoreError):
@@ -45,7 +47,7 @@ def compact(buffer: "TrajectoryBuffer") -> dict[str, int]:
         own_files = set(live_files(buffer.table()))
         while groups := _groups(buffer.table(), own_files):
             try:
-                own_files |= _merge(buffer, groups)
+                own_files.add(_merge(buffer, groups[0]))
             except SourcesGoneError:
                 continue  # by an upkeep that ran in spite of the lock; start again with the files that are left
         table = buffer.table()
@@ -78,13 +80,12 @@ def _groups(table: "DeltaTable", among: set[str]) -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _merge(buffer: "TrajectoryBuffer", groups: list[list[str]]) -> set[str]:
-    """Give the names of the files that now stand for the groups."""
+def _merge(buffer: "TrajectoryBuffer", group: list[str]) -> str:
+    """Give the name of the file that now stands for the group."""
     with FileWriter(buffer.storage, data_change=False) as files:
-        adds = [files.write_one(_sorted(buffer, group)) for group in groups]
-        gone = [name for group in groups for name in group]
-        replace(buffer, files, adds, gone, "OPTIMIZE", {"upkeep": "compact"})
-        return set(files.names)
+        add = files.write_one(_sorted(buffer, group))
+        replace(buffer, files, [add], group, "OPTIMIZE", {"upkeep": "compact"})
+        return files.names[0]
 
 
 def replace(

@@ -1,6 +1,8 @@
 """What grows with the rows of a table, and what with its bytes."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +13,7 @@ from store_rows import FP, Make
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.read import lookup
 from agentrl.datastore.table.writer import FOLDER, GROUP_ROWS
-from agentrl.datastore.upkeep import compact
+from agentrl.datastore.upkeep import check, compact, compaction
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
@@ -84,3 +86,51 @@ def test_small_files_become_one_whatever_their_number_of_rows(tmp_path: Path, ma
         buffer.append(made, stage="s", fingerprint=FP, shard=shard)
     assert compact(buffer)["files_after"] == 1
     assert compact(buffer)["files_before"] == 1
+
+
+def test_a_compaction_that_ends_half_way_keeps_the_files_that_it_merged(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = TrajectoryBuffer(tmp_path)
+    for shard in range(6):
+        buffer.append([make(8 * shard + i) for i in range(8)], stage="s", fingerprint=FP, shard=shard)
+    sizes = [path.stat().st_size for path in (tmp_path / FOLDER).glob("*.parquet")]
+    monkeypatch.setattr(compaction, "GOAL_BYTES", int(2.5 * min(sizes)))  # three files make a group
+    rows_of, merged = compaction._sorted, []
+
+    def torn(*of: Any) -> Iterator[pa.Table]:
+        merged.append(of)
+        for table in rows_of(*of):
+            yield table
+            if len(merged) == 2:
+                raise OSError("No space left on device")
+
+    monkeypatch.setattr(compaction, "_sorted", torn)
+    with pytest.raises(OSError, match="No space left"):
+        compact(buffer)
+    assert len(buffer.table().file_uris()) == 4
+    assert not list((tmp_path / FOLDER).glob(".*"))  # nothing half written stays
+    assert len(list((tmp_path / FOLDER).glob("*.parquet"))) == 7
+    assert check(buffer) == []
+    assert [row.trajectory_id for row in buffer.get_many(buffer.ids(FP))] == buffer.ids(FP)
+
+
+def test_a_file_of_a_compaction_is_written_row_group_by_row_group(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first bytes are on the disk before the last rows are read."""
+    buffer = TrajectoryBuffer(tmp_path)
+    for shard in range(3):
+        buffer.append([make(8 * shard + i) for i in range(8)], stage="s", fingerprint=FP, shard=shard)
+    monkeypatch.setattr(compaction, "FILE_BYTES", 1)
+    rows_of, written = compaction._sorted, []
+
+    def watched(*of: Any) -> Iterator[pa.Table]:
+        for table in rows_of(*of):
+            yield table
+            written.append(sum(path.stat().st_size for path in (tmp_path / FOLDER).glob(".*.tmp")))
+
+    monkeypatch.setattr(compaction, "_sorted", watched)
+    assert compact(buffer)["files_after"] == 1
+    assert len(written) == 3
+    assert 0 < written[0] < written[1] < written[2]

@@ -311,11 +311,7 @@ class TrajectoryBuffer:
     def read(self, ids: Ids, columns: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
         """These rows, in the order asked, with these columns (default: all), as they were at a version (default: the
         newest). For many rows give the ids as an Arrow array."""
-        wanted = list(columns) if columns is not None else list(TRAJECTORY_SCHEMA.names)
-        if unknown := [name for name in wanted if name not in TRAJECTORY_SCHEMA.names]:
-            hint = did_you_mean(unknown[0], TRAJECTORY_SCHEMA.names)
-            raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
-        return self._read(id_array(ids), wanted, version)
+        return self._read(id_array(ids), _known(columns), version)
 
     def _read(self, ids: pa.Array, wanted: list[str], version: int | None = None) -> pa.Table:
         schema = _columns(wanted)
@@ -357,6 +353,18 @@ class TrajectoryBuffer:
                 return nearest(name, near["trajectory_id"].to_list(), 3, 0.5)
         return []
 
+    def attempts(self, task_id: str, columns: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
+        """All rows that attempt a task, sorted by id; empty if there are none. The rest as for :meth:`read`."""
+        wanted = _known(columns)
+        read = list(dict.fromkeys(["trajectory_id", "task_id", *wanted]))
+
+        def ask() -> pa.Table:
+            with self._table.following() as table:
+                files = self._lookup.files(table if version is None else self.table(version))
+            return self._lookup.of_task(files, task_id, read, _columns(read), newest=version is None)
+
+        return self.current(version, ask).sort_by("trajectory_id").select(wanted)
+
     def get_many(self, ids: Ids) -> list[Trajectory]:
         """These trajectories, in the order asked."""
         return [Trajectory.model_validate(row) for row in self.read(ids).to_pylist()]
@@ -376,6 +384,15 @@ class TrajectoryBuffer:
         if stored:
             return combined(self._read(part, [CONTENT])[CONTENT] for part in parts)
         return combined(contents(self._read(part, TRAJECTORY_SCHEMA.names)) for part in parts)
+
+
+def _known(columns: Sequence[str] | None) -> list[str]:
+    """These columns, or all. Raises StoreError if a trajectory has none of such a name."""
+    names = list(columns) if columns is not None else list(TRAJECTORY_SCHEMA.names)
+    if unknown := [name for name in names if name not in TRAJECTORY_SCHEMA.names]:
+        hint = did_you_mean(unknown[0], TRAJECTORY_SCHEMA.names)
+        raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
+    return names
 
 
 def _columns(names: Sequence[str]) -> pa.Schema:

@@ -61,6 +61,8 @@ class _File:
     groups: list[_Group] | None = None
     names: list[str] | None = None
     columns: tuple[str, ...] = ()
+    tasks: tuple[str, str] = ("", _LAST)
+    """Bounds of its task ids."""
 
 
 class Lookup:
@@ -75,6 +77,7 @@ class Lookup:
         self._lock = threading.Lock()
         self._copies = Copies(storage)
         self._index = RowIndex(storage, folder, "trajectory_id")
+        self._by_task = RowIndex(storage, folder, "task_id")
 
     def read(
         self, files: "Sequence[_File]", ids: pa.Array, columns: Sequence[str], schema: pa.Schema, newest: bool = True
@@ -174,10 +177,37 @@ class Lookup:
             # the ids that these row groups may hold, since Arrow hashes all that it is given
             few = within(min(group.least for group in groups), max(group.most for group in groups))
             with self._reading(file), self._open(file) as source:
-                return _rows(source, [group.number for group in groups], few, columns, file.columns)
+                return _rows(source, [group.number for group in groups], few, columns, there=file.columns)
 
         parts = [rows for rows in [*copied, *_each(one, tasks)] if rows is not None and rows.num_rows]
         return parts, rest
+
+    def of_task(
+        self, files: "Sequence[_File]", task_id: str, columns: Sequence[str], schema: pa.Schema, newest: bool = True
+    ) -> pa.Table:
+        """Rows of ``files`` that attempt a task, in no promised order; ``columns`` holds ``task_id``. ``newest`` as for
+        :meth:`read`."""
+        index = self._by_task
+        may = [file for file in files if _hit([task_id], *file.tasks)]
+        if newest:
+            index.add((file.path for file in may), {file.path for file in files})
+        layouts = index.layouts()
+        matches = index.find([task_id])
+
+        def one(file: _File) -> pa.Table:
+            groups = matches.get(file.path)
+            with self._reading(file), index.source(file.path) as source:
+                known = self._footers.get(file.path) if groups is None else part(source, layouts[file.path], groups)
+                remote = not isinstance(self._storage, LocalStorage)
+                with pq.ParquetFile(source, metadata=known, pre_buffer=remote) as opened:
+                    if groups is None:
+                        self._keep(file.path, opened.metadata)
+                    groups_of_file = _row_groups(opened.metadata, opened.schema_arrow.names.index("task_id"))
+                    numbers = [group.number for group in groups_of_file if _hit([task_id], group.least, group.most)]
+                    return _rows(opened, numbers, pa.array([task_id]), columns, "task_id")
+
+        parts = _each(one, [file for file in may if file.path in matches or file.path not in layouts])
+        return pa.concat_tables([schema.empty_table(), *(rows.cast(schema) for rows in parts if rows.num_rows)])
 
     def files(self, table: "DeltaTable") -> list[_File]:
         """The files of the table's version, for :meth:`read`."""
@@ -187,14 +217,15 @@ class Lookup:
         actions = pa.table(table.get_add_actions(flatten=True))
         names = [unquote(path) for path in actions["path"].to_pylist()]
         bounds = [
-            actions[f"{side}.trajectory_id"].to_pylist()
-            if f"{side}.trajectory_id" in actions.schema.names
+            actions[f"{side}.{column}"].to_pylist()
+            if f"{side}.{column}" in actions.schema.names
             else [None] * len(names)
+            for column in ("trajectory_id", "task_id")
             for side in ("min", "max")
         ]
         self._files = {
-            name: self._files.get(name) or _File(name, least or "", most or _LAST)
-            for name, least, most in zip(names, *bounds, strict=True)
+            name: self._files.get(name) or _File(name, least or "", most or _LAST, tasks=(first or "", last or _LAST))
+            for name, least, most, first, last in zip(names, *bounds, strict=True)
         }
         self._version = version
         with self._lock:
@@ -212,13 +243,7 @@ class Lookup:
             with self._reading(file), self._open(file) as source:
                 footer = source.metadata
             file.columns = tuple(footer.schema.to_arrow_schema().names)
-            index = file.columns.index("trajectory_id")  # a scalar before all lists
-            statistics = (footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups))
-            bounds = (
-                (statistic.min, statistic.max) if statistic and statistic.has_min_max else ("", _LAST)
-                for statistic in statistics
-            )
-            file.groups = [_Group(number, *both) for number, both in enumerate(bounds)]
+            file.groups = _row_groups(footer, file.columns.index("trajectory_id"))  # a scalar before all lists
         return [group for group in file.groups if _hit(names, group.least, group.most)]
 
     @contextmanager
@@ -259,15 +284,31 @@ def _each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]
         return list(pool.map(work, items))
 
 
+def _row_groups(footer: pq.FileMetaData, column: int) -> list[_Group]:
+    """The row groups of a file with bounds of a column."""
+    statistics = (footer.row_group(number).column(column).statistics for number in range(footer.num_row_groups))
+    bounds = (
+        (statistic.min, statistic.max) if statistic and statistic.has_min_max else ("", _LAST)
+        for statistic in statistics
+    )
+    return [_Group(number, *both) for number, both in enumerate(bounds)]
+
+
 def _rows(
-    file: pq.ParquetFile, groups: Sequence[int], ids: pa.Array, columns: Sequence[str], there: Sequence[str] = ()
+    file: pq.ParquetFile,
+    groups: Sequence[int],
+    values: pa.Array,
+    columns: Sequence[str],
+    by: str = "trajectory_id",
+    there: Sequence[str] = (),
 ) -> pa.Table:
-    """Rows of these row groups with one of these ids. ``there``: the columns of the file, if they are known."""
+    """Rows of these row groups with one of these values in the column ``by``, which is among ``columns``. ``there``:
+    the columns of the file, if they are known."""
     there = there or file.schema_arrow.names
     old = not set(columns) <= set(there)
     read = to_read(columns, there) if old else list(columns)
     rows = file.read_row_groups(list(groups), columns=read, use_threads=False)
-    rows = _chosen(rows, pc.is_in(rows["trajectory_id"], value_set=ids))
+    rows = _chosen(rows, pc.is_in(rows[by], value_set=values))
     return upgrade(rows, columns) if old else rows.select(list(columns))
 
 

@@ -225,3 +225,30 @@ def test_a_footer_that_cannot_be_split_for_certain_is_not(tmp_path: Path) -> Non
     pq.write_table(pa.table({"b": ["x", "y"]}), tmp_path / "b.parquet", row_group_size=1)
     with pa.OSFile(str(tmp_path / "a.parquet")) as file:
         assert footers.split(file, pq.read_metadata(tmp_path / "b.parquet")) is None
+
+
+def test_all_rows_of_a_task_are_found(store: str) -> None:
+    buffer = fill(store, range(2))
+    expected = sorted(build(number).trajectory_id for number in (40, 41))  # t10 has the numbers 40 to 43
+    for reader in (buffer, buffer, TrajectoryBuffer(store)):
+        rows = reader.attempts("t10", ["trajectory_id", "prompt"])
+        assert rows["trajectory_id"].to_pylist() == expected
+        assert rows["prompt"].to_pylist() == [build(number).prompt for number in (40, 41)]
+    assert buffer.attempts("t10").schema.names == buffer.read([expected[0]]).schema.names
+    before = buffer.version
+    fill(store, range(2, 4))
+    buffer.append([build(9_000, task_id="t10")], stage="other", fingerprint="few", shard=0)  # a small file
+    assert buffer.attempts("t10").num_rows == 5
+    assert buffer.attempts("t10", version=before).num_rows == 2
+    compact(buffer)
+    assert TrajectoryBuffer(store).attempts("t10").num_rows == 5
+    assert buffer.attempts("no such task").num_rows == 0
+
+
+@pytest.mark.parametrize("harm", [gone, torn, flipped])
+def test_a_lost_index_of_tasks_is_made_again(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    fill(tmp_path, range(2)).attempts("t10")
+    for path in (tmp_path / "tmp/rows/task_id").glob("*.arrow"):
+        harm(path)
+    assert TrajectoryBuffer(tmp_path).attempts("t10").num_rows == 2
+    assert len(list((tmp_path / "tmp/rows/task_id").glob("*.arrow"))) == 1

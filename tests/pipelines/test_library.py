@@ -24,11 +24,13 @@ FAMILIES = sorted(set(NAMES) - {"chats", "quickstart"})
 def test_every_policy_is_measured_with_the_control_for_sharpening() -> None:
     """A library's file that has dev tasks gives them to each evaluation on held-out tasks of the same stage."""
     files = [*LIBRARY.rglob("*.yaml"), *(ROOT / "pipelines/methods").glob("*/pipeline.yaml")]
+    stages = {path: yaml.safe_load(path.read_text()).get("stages") or {} for path in files}
     evaluations = [
         (f"{path.parent.name}/{path.stem} {name}", stage["inputs"])
-        for path in files
-        for name, stage in (yaml.safe_load(path.read_text()).get("stages") or {}).items()
+        for path, of_file in stages.items()
+        for name, stage in of_file.items()
         if stage.get("uses") == "evaluate.policy" and stage.get("inputs", {}).get("tasks") == "tasks.heldout"
+        if of_file.get("tasks", {}).get("with", {}).get("dev") != 0
     ]
     assert len(evaluations) > 70
     assert [where for where, inputs in evaluations if inputs.get("dev") != "tasks.dev"] == []

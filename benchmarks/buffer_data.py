@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
 STEPS = 4
 ENVS = ["lookup", "shop", "airline", "code"]
@@ -49,6 +49,10 @@ def make(count: int, first: int = 0, seed: int = 0, mean_tokens: int = 500) -> p
         "reward_components": _components(success),
         "tags": pa.array([[]] * count, pa.list_(pa.string())),
     }
+    for name, field in Trajectory.model_fields.items():
+        if name not in columns:  # those that came later
+            plain = [field.get_default(call_default_factory=True)] * count
+            columns[name] = pa.array(plain, TRAJECTORY_SCHEMA.field(name).type)
     arrays = [pa.array(columns[field.name]).cast(field.type) for field in TRAJECTORY_SCHEMA]
     return pa.Table.from_arrays(arrays, schema=TRAJECTORY_SCHEMA)
 
@@ -152,6 +156,7 @@ def _messages(count: int, ends: np.ndarray, random: np.random.Generator) -> pa.A
         "tool_calls": pa.ListArray.from_arrays(call_offsets, call).cast(call_type),
         "tool_call_id": pa.array(np.where(tool, "call", None), pa.string()),
         "name": pa.array(np.where(tool, "find", None), pa.string()),
+        "error": pa.nulls(total, pa.bool_()),
         "reward": pa.nulls(total, pa.float64()),
         "token_start": pa.array(starts.ravel(), pa.int32()),
         "token_end": pa.array(ends, pa.int32()),

@@ -127,7 +127,7 @@ class _Export:
             redactor.learned()
         scalars = snapshot.columns(SCALARS).filter(pl.col("trajectory_id").is_in(ids)).sort("trajectory_id")
         self._names, self._scalars = _cleaned(scalars, redactor)
-        self._own = Snapshot(snapshot.version, self._scalars.lazy())
+        self._own = Snapshot(snapshot.version, self._scalars.lazy(), snapshot.find)
 
     def file(self, chosen: RowsOfFile, cap: int) -> ExportedFile:
         spreads = facets.spreads(self._own)

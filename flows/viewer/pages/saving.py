@@ -124,10 +124,13 @@ def _selected(options: list[str], name: str) -> dict[str, Any]:
 def _same_in_queries(snapshot: Snapshot, where: str) -> None:
     """Raise RefusedError if a query, as rules and selections ask it, would not choose the rows of a filter."""
     mask = snapshot.matching(where)
-    _, names = filters.expression(where, COLUMNS)
+    _, names, asked = filters.with_words(where, COLUMNS)
+    names = list(dict.fromkeys([*names, *(["trajectory_id"] if asked else [])]))
     rows = snapshot.columns(names or ["segment"]).lazy().with_row_index("place of row")
     try:
-        matches = sql.matching(rows, where, "the filter").select("place of row").collect()["place of row"]
+        matches = (
+            sql.matching(rows, where, "the filter", snapshot.find).select("place of row").collect()["place of row"]
+        )
     except (StoreError, pl.exceptions.PolarsError) as error:
         raise filters.bad(f"rules and selections cannot hold this filter: {filters.first_line(error)}") from None
     if mask is None or not np.array_equal(np.sort(matches.to_numpy()), np.flatnonzero(mask)):

@@ -3,7 +3,8 @@
 Polars' SQL reads any file that ``read_csv('...')`` names. Its expressions do too, in a subquery, and even the error of
 a subquery shows the first line of the file. So what is not on a list is refused before Polars sees it: subqueries,
 comments, and calls of other functions than those that only look at a value. None of those on the list makes a text
-longer, and few texts can be joined, so a filter cannot fill the memory either.
+longer, and few texts can be joined, so a filter cannot fill the memory either. ``matches(messages, '...')`` is answered
+before Polars sees the filter.
 """
 
 import re
@@ -13,13 +14,17 @@ import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.read import sql
+from agentrl.datastore.read import matches, sql
+from agentrl.datastore.search import words
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.schemas.hints import nearest
 
 MAX_CHARACTERS = 4000
 MAX_SUMS = 8
 """Signs of addition, which joins texts."""
+
+MAX_TEXTS = 8
+"""That a filter asks for by ``matches``."""
 
 WORDS = {"and", "or", "not", "xor", "in", "any", "all", "like", "ilike", "between", "is", "null"}
 WORDS |= {"case", "when", "then", "else", "end", "cast", "try_cast"}
@@ -111,6 +116,24 @@ def expression(text: str, schema: pl.Schema) -> tuple[pl.Expr, list[str]]:
     if kind not in (pl.Boolean, pl.Null):
         raise bad(f"the filter gives {kind}, not true or false; compare it with something")
     return parsed, names
+
+
+def with_words(text: str, schema: pl.Schema) -> tuple[pl.Expr, list[str], dict[str, str]]:
+    """The same for a filter that asks for words by ``matches(messages, '...')``: a column of true and false stands for
+    each text, and the last answer says which, column -> text."""
+    if len(text) > MAX_CHARACTERS:
+        check(text)
+    try:
+        plain, texts = matches.replaced(text, lambda table, number: f'"{matches.PREFIX}{number}"')
+        for asked in texts:
+            words.parsed(asked)
+    except StoreError as error:
+        raise bad(str(error)) from None
+    if len(texts) > MAX_TEXTS:
+        raise bad(f"a filter asks for at most {MAX_TEXTS} texts")
+    columns = {f"{matches.PREFIX}{number}": asked for number, asked in enumerate(texts)}
+    chosen, names = expression(plain, pl.Schema({**schema, **dict.fromkeys(columns, pl.Boolean())}))
+    return chosen, [name for name in names if name not in columns], columns
 
 
 def _unknown(name: str, schema: pl.Schema) -> RefusedError:

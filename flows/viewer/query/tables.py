@@ -16,6 +16,7 @@ from polars.exceptions import PanicException, PolarsError
 
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import NoBufferError, StoreError
+from agentrl.datastore.read.matches import Find
 from agentrl.datastore.read.scalars import SCHEMA
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.query import filters
@@ -25,6 +26,8 @@ from agentrl.pipelines.file.problems import did_you_mean
 COLUMNS = pl.Schema({name: SCHEMA[name] for name in SCALARS})
 """The scalar columns: what filters, sorts and pages are over."""
 
+READ_AT_ONCE = 20_000
+"""Rows that a filter for words reads into the full-text index before it is answered; more are left to the command."""
 FILTER_S = 5.0
 """Seconds after which a filter is given up."""
 ROWS_AT_ONCE = 2**13
@@ -75,8 +78,9 @@ class Recent(OrderedDict[Key, Value]):
 class Snapshot:
     """The rows of one version of the buffer, each by its number in an order that stays."""
 
-    def __init__(self, version: int, rows: pl.LazyFrame) -> None:
+    def __init__(self, version: int, rows: pl.LazyFrame, find: Find) -> None:
         self.version = version
+        self.find = find
         self._rows = rows
         self._reading = threading.Lock()
         self._ids: pl.Series | None = None
@@ -109,8 +113,11 @@ class Snapshot:
         return self._masks.get_or(text, lambda: self._matching(text)) if text else None
 
     def _matching(self, text: str) -> np.ndarray:
-        chosen, names = filters.expression(text, COLUMNS)
+        chosen, names, asked = filters.with_words(text, COLUMNS)
         rows = self.columns(names or ["segment"])
+        if asked:
+            ids = self.columns(["trajectory_id"])["trajectory_id"]
+            rows = rows.with_columns(ids.is_in(self.find(words).implode()).alias(name) for name, words in asked.items())
         until = time.monotonic() + FILTER_S
         parts = [np.zeros(0, dtype=bool)]
         for start in range(0, rows.height, ROWS_AT_ONCE):
@@ -177,7 +184,26 @@ class Tables:
     def at(self, at: str | None) -> Snapshot:
         """The rows at a version or a time; None is the newest. Raises RefusedError if ``at`` is neither."""
         version = self.version(at)
-        return self._snapshots.get_or(version, lambda: Snapshot(version, self.buffer.scan(version)))
+        return self._snapshots.get_or(
+            version, lambda: Snapshot(version, self.buffer.scan(version), lambda text: self._found(text, version))
+        )
+
+    def _found(self, text: str, version: int) -> pl.Series:
+        """The ids of the rows in which words stand. Raises RefusedError if the index lacks so many rows that nobody
+        would wait for it, or cannot be read."""
+        index = self.buffer.text
+        try:
+            lacking = index.lacking(version)
+            if lacking <= READ_AT_ONCE:
+                return index.ids(text, version)
+        except StoreError as error:
+            raise filters.bad(str(error)) from None
+        raise RefusedError(
+            f"the full-text index lacks {lacking:,} rows, which take a while to read",
+            field="filter",
+            following=f"agentrl buffer index --text --store {self.buffer.store}",
+            status=409,
+        )
 
     def version(self, at: str | None) -> int:
         if not at:

@@ -42,6 +42,7 @@ OF_ANOTHER_KIND = {
     "--set": ["replay"],
     "--split": ["buffer import"],
     "--format": ["buffer export"],
+    "--text": ["buffer index"],  # which index, no words to find
 }
 """Commands in which an option means something else than in the others that have it, and says so."""
 

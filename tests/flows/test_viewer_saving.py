@@ -199,7 +199,7 @@ def test_a_filter_that_a_query_reads_in_another_way_is_refused(store: Path, monk
     """As if a later Polars read expressions and queries differently."""
     snapshot = StoreReader(str(store)).tables.at(None)
     real = saving.sql.matching
-    monkeypatch.setattr(saving.sql, "matching", lambda rows, where, name: real(rows, f"not ({where})", name))
+    monkeypatch.setattr(saving.sql, "matching", lambda rows, where, *rest: real(rows, f"not ({where})", *rest))
     with pytest.raises(saving.RefusedError, match="other rows"):
         saving._same_in_queries(snapshot, "success")
 

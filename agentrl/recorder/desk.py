@@ -11,14 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.engines.base import EngineError
-from agentrl.recorder.app import application
 from agentrl.recorder.episode import About, RecordedEpisode
 from agentrl.recorder.episodes import Episodes
 from agentrl.recorder.lines import Line, lines
 from agentrl.recorder.listening import bound
 from agentrl.recorder.recorder import Recorder, RecorderSettings
 from agentrl.recorder.sampler import Sampler
-from agentrl.recorder.server import server_of
 from agentrl.recorder.turns import Turning
 from agentrl.recorder.wire import ApiError, OverflowingError, Reply, TurnRequest
 from agentrl.schemas.trajectory import Trajectory
@@ -106,6 +104,9 @@ class AgentDesk:
         self._by_episode: dict[RecordedEpisode, Attended] = {}
 
     async def _start(self) -> None:
+        from agentrl.recorder.app import application  # which needs the extra serve
+        from agentrl.recorder.server import server_of
+
         self._folder = Path(tempfile.mkdtemp(prefix="agentrl-desk-"))
         self._folder.chmod(0o711)
         self.door = self._folder / "door"

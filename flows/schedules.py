@@ -53,15 +53,17 @@ def check_cron(cron: str, timezone: str | None = None) -> str | None:
     return None
 
 
-def scheduled(plan: Plan, name: str, cron: str, timezone: str | None, pool: str | None) -> str:
-    """Create or update a schedule, and return its full name. Raises ValueError with the message for the user if it
-    cannot be."""
+def scheduled(plan: Plan, name: str, cron: str, timezone: str | None, pool: str | None) -> tuple[str, str]:
+    """Create or update a schedule, and return its full name and its work pool.
+
+    Raises ValueError with the message for the user if it cannot be."""
     if problem := _reachable() or check_cron(cron, timezone):
         raise ValueError(problem)
     from agentrl.flows.deploy import DEFAULT_POOL, deploy
 
+    pool = pool or DEFAULT_POOL
     try:
-        return deploy(plan, name, pool or DEFAULT_POOL, cron, timezone)
+        return deploy(plan, name, pool, cron, timezone), pool
     except LookupError as error:
         raise ValueError(f"error: {error.args[0]}") from None
 
@@ -69,12 +71,9 @@ def scheduled(plan: Plan, name: str, cron: str, timezone: str | None, pool: str 
 def create(plan: Plan, name: str, cron: str, timezone: str | None, pool: str | None, as_json: bool) -> int:
     """As :func:`scheduled`, and say so. Returns the exit code."""
     try:
-        full = scheduled(plan, name, cron, timezone, pool)
+        full, pool = scheduled(plan, name, cron, timezone, pool)
     except ValueError as error:
         return _refuse(str(error))
-    from agentrl.flows.deploy import DEFAULT_POOL
-
-    pool = pool or DEFAULT_POOL
     if as_json:
         say_json({"name": full, "schedule": cron, "pool": pool})
     else:

@@ -68,6 +68,7 @@ def test_each_stage_is_named_in_the_library_once() -> None:
         ),
         ("agentrl.algorithms", ("torch", "transformers", "prefect", "agentrl.datastore")),
         ("agentrl.pipelines.file.library", ("torch", "transformers", "prefect")),
+        ("agentrl.pipelines.stages.trajectories", ("starlette", "uvicorn", "prefect")),
     ],
 )
 def test_an_import_brings_nothing_that_it_does_not_need(module: str, absent: tuple[str, ...]) -> None:

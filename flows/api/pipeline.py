@@ -107,7 +107,7 @@ class Pipeline:
         from agentrl.flows.show import status_rows
         from agentrl.pipelines.run.runs import all_runs
 
-        runs = [run for run in all_runs(self.store.catalog) if run["pipeline"] == self.name]
+        runs = all_runs(self.store.catalog, self.name)
         return pl.DataFrame(status_rows(self.plan(), runs), infer_schema_length=None)
 
     def schedule(
@@ -123,7 +123,7 @@ class Pipeline:
 
         if not self.resolved.path.is_file():
             raise ValueError(f"pipeline {self.name} has no file that a worker could read; save() it and load() that")
-        return scheduled(self.plan(), name, cron, timezone, pool)
+        return scheduled(self.plan(), name, cron, timezone, pool)[0]
 
     def with_store(self, store: "Store | str | os.PathLike[str]") -> "Pipeline":
         """The same pipeline on another store."""

@@ -121,7 +121,7 @@ def status(source: PipelineOptions, store: StoreOfFile = None, as_json: Json = F
     from agentrl.flows.show import print_status
     from agentrl.pipelines.run.runs import all_runs
 
-    runs = [run for run in all_runs(catalog) if run["pipeline"] == made.pipeline.name]
+    runs = all_runs(catalog, made.pipeline.name)
     if as_json:
         say_json({**made.to_json(), "runs": runs[:5]})
     else:

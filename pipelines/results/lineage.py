@@ -50,7 +50,7 @@ def find_artifact(catalog: Catalog, text: str) -> Manifest:
 
 def _of_pipeline(catalog: Catalog, pipeline: str, stage: str) -> Manifest:
     """What the newest run of a pipeline that had this stage made or re-used, also if another pipeline made it first."""
-    runs = [run for run in all_runs(catalog) if run["pipeline"] == pipeline]
+    runs = all_runs(catalog, pipeline)
     for run in runs:
         fingerprint = run["stages"].get(stage, {}).get("fingerprint")
         if fingerprint and (manifest := catalog.manifest(stage, fingerprint)):

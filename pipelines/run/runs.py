@@ -43,12 +43,12 @@ def _pid_namespace() -> str:
         return ""
 
 
-def all_runs(catalog: Catalog) -> list[Run]:
-    """Newest first. A run whose process is gone before it recorded an end is ``killed``, and ``gone`` says how that is
-    known."""
+def all_runs(catalog: Catalog, pipeline: str | None = None) -> list[Run]:
+    """Newest first, those of one pipeline or all. A run whose process is gone before it recorded an end is ``killed``,
+    and ``gone`` says how that is known."""
     recorded = catalog.runs()
     written = dict(catalog.storage.beside("runs")) if any(run["state"] == "running" for run in recorded) else {}
-    runs = [_with_true_state(run, written) for run in recorded]
+    runs = [_with_true_state(run, written) for run in recorded if pipeline in (None, run["pipeline"])]
     return sorted(runs, key=lambda run: run["run_id"], reverse=True)
 
 

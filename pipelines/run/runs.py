@@ -48,7 +48,7 @@ def all_runs(catalog: Catalog, pipeline: str | None = None) -> list[Run]:
     and ``gone`` says how that is known."""
     recorded = catalog.runs()
     written = dict(catalog.storage.beside("runs")) if any(run["state"] == "running" for run in recorded) else {}
-    runs = [_with_true_state(run, written) for run in recorded if pipeline in (None, run["pipeline"])]
+    runs = [_with_true_state(run, written) for run in recorded if pipeline is None or run["pipeline"] == pipeline]
     return sorted(runs, key=lambda run: run["run_id"], reverse=True)
 
 

@@ -57,19 +57,19 @@ class Arm:
 
     @property
     def runs(self) -> list[Run]:
-        return [one.sampled if isinstance(one, Solved) else one for one in self.solved]
+        return [task.sampled if isinstance(task, Solved) else task for task in self.solved]
 
     @property
     def greedy(self) -> list[Run]:
-        return [one.greedy for one in self.solved if isinstance(one, Solved)]
+        return [task.greedy for task in self.solved if isinstance(task, Solved)]
 
     @property
     def best(self) -> list[Run]:
-        return [one.best if isinstance(one, Solved) else one for one in self.solved]
+        return [task.best if isinstance(task, Solved) else task for task in self.solved]
 
     @property
     def temperatures(self) -> list[float]:
-        return [one.temperature for one in self.solved if isinstance(one, Solved)]
+        return [task.temperature for task in self.solved if isinstance(task, Solved)]
 
     @property
     def spent(self) -> Spent:

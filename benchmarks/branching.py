@@ -55,14 +55,14 @@ def of_levels(setting: Setting, levels: frozenset[int]) -> Setting:
     """A setting whose tasks, those that are judged, and dev tasks are of these levels."""
     given = setting.harness.tasks
     named = {"tasks": setting.tasks, "judged": setting.judged, "dev": setting.dev}
-    of = {name: given([task for task in one.read() if task.level in levels]) for name, one in named.items()}
+    of = {name: given([task for task in item.read() if task.level in levels]) for name, item in named.items()}
     return replace(setting, **of)
 
 
 def as_online(setting: Setting, rows: list[Any]) -> tuple[Any, Spent]:
     """The warm policy after GRPO on as many fresh rollouts as these selections hold."""
     tasks = TASKS if SMALL else TASKS // 4
-    iterations = max(1, round(sum(len(one.ids()) for one in rows) / tasks / SAMPLES))
+    iterations = max(1, round(sum(len(row.ids()) for row in rows) / tasks / SAMPLES))
     model, spent, _ = online(setting, iterations=iterations, tasks=tasks)
     return model, spent
 
@@ -78,7 +78,7 @@ def trained(setting: Setting, stage: Any, config: dict[str, Any], **inputs: Any)
     try:
         made = setting.harness.run(stage, config, model=setting.warm, **inputs)
     except ValueError as error:
-        if not any(said in str(error) for said in ("nothing to train on", "value no turn")):
+        if not any(name in str(error) for name in ("nothing to train on", "value no turn")):
             raise
         print(f"{stage.name}: {error}; the warm policy is judged", flush=True)
         return setting.warm, Spent()
@@ -119,7 +119,7 @@ def slicing() -> bool:
 
 def grouped(setting: Setting, selections: list[Any]) -> list[Any]:
     """The rows of several runs of one policy as groups of their tasks."""
-    rows = [row for one in selections for row in one.read()]
+    rows = [row for selection in selections for row in selection.read()]
     update = [{"trajectory_id": f"g-{n}", "episode_id": f"g-{n}", "group_id": None} for n in range(len(rows))]
     return [setting.harness.trajectories([row.model_copy(update=new) for row, new in zip(rows, update, strict=True)])]
 
@@ -185,15 +185,15 @@ def eto() -> bool:
 
     arms = {name: Arm(name) for name in ("warm", "expert", "rejection", "GRPO", "ETO, one round", "ETO")}
     for setting, tasks in settings("eto", arms):
-        run, now, spent, found = setting.harness.run, setting, Spent(), list[Any]()
+        run, now, spent, result = setting.harness.run, setting, Spent(), list[Any]()
         perfect = run(synthesize, tasks=tasks)["trajectories"]
         shown = of_expert(setting, perfect)
         for beta in (0.1,) if SMALL else (0.1, 0.5, 0.5):
-            found.append(run(sample, {"samples": 4}, model=now.warm, tasks=tasks)["trajectories"])
-            pairs = run(outcome, trajectories=[perfect, found[-1]], model=now.warm)["pairs"]
+            result.append(run(sample, {"samples": 4}, model=now.warm, tasks=tasks)["trajectories"])
+            pairs = run(outcome, trajectories=[perfect, result[-1]], model=now.warm)["pairs"]
             model, more = trained(now, dpo, {"beta": beta, "nll": 0.2}, pairs=[pairs])
-            now, spent = replace(setting, warm=model), spent + of_rollouts(found[-1]) + more
-            if len(found) == 1:
+            now, spent = replace(setting, warm=model), spent + of_rollouts(result[-1]) + more
+            if len(result) == 1:
                 arms["ETO, one round"].add(judged(setting, model), spent + shown)
         arms["ETO"].add(judged(setting, now.warm), spent + shown)
         others, plain = rollouts(setting, tasks, spent.sampled)
@@ -201,7 +201,7 @@ def eto() -> bool:
         for name, given, cost in (("expert", [perfect], shown), ("rejection", [good, perfect], shown + plain)):
             model, more = curated(setting, given)
             arms[name].add(judged(setting, model), cost + more)
-        model, more = as_online(setting, found)
+        model, more = as_online(setting, result)
         arms["GRPO"].add(judged(setting, model), more)
     print(f"\neto, rooms: the expert's walks and 12 rollouts of {STATES} tasks a seed")
     table(arms)
@@ -229,9 +229,9 @@ def ipr() -> bool:
         config = {"margin": 0.01, "apart": False, "per_task": 8}
         steps = run(agentq, config, trajectories=both, values=[valued["steps"]], model=warm)
         print(f"ipr: {steps.metrics}", file=sys.stderr, flush=True)
-        [one], more = rollouts(setting, some, 1)
+        [item], more = rollouts(setting, some, 1)
         spent = of_continuations(acted) + of_continuations(valued) + more
-        pairs = [steps["pairs"], run(outcome, trajectories=[perfect, one], model=warm)["pairs"]]
+        pairs = [steps["pairs"], run(outcome, trajectories=[perfect, item], model=warm)["pairs"]]
         model, more = trained(setting, dpo, {"beta": 0.1, "nll": 0.2}, pairs=pairs)
         arms["IPR"].add(judged(setting, model), spent + shown + more)
         others, plain = rollouts(setting, tasks, spent.sampled)
@@ -308,8 +308,8 @@ def recovery(setting: Setting, model: Any) -> Solved:
         planted = setting.harness.trajectories(walks)
         config = {"at": [1], "k": 1, "measure": True, "sampling": {"temperature": temperature}}
         made = setting.harness.run(fork, config, model=model, trajectories=[planted], tasks=[tasks])
-        found = made["trajectories"].table(["task_id", "success"]).to_pylist()
-        return {row["task_id"]: float(bool(row["success"])) for row in found}
+        result = made["trajectories"].table(["task_id", "success"]).to_pylist()
+        return {row["task_id"]: float(bool(row["success"])) for row in result}
 
     return measured(play, setting.dev, setting.judged)
 

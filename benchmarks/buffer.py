@@ -201,20 +201,20 @@ def _hf_groups(rows: Any, by: str, value: str) -> dict[Any, float]:
     """The usual way with the library: a filter for few groups, one pass over the columns for many."""
     names = rows.unique(by)
     if len(names) <= 8:
-        found = {}
+        result = {}
         for name in names:
             chosen = rows.select_columns([by, value]).filter(
-                lambda batch, name=name: [one == name for one in batch],
+                lambda batch, name=name: [row == name for row in batch],
                 batched=True,
                 input_columns=by,
                 load_from_cache_file=False,
             )
-            found[name] = float(np.mean(chosen[value][:]))
-        return found
+            result[name] = float(np.mean(chosen[value][:]))
+        return result
     groups: dict[Any, list[float]] = {}
     for batch in rows.select_columns([by, value]).iter(batch_size=10_000):
-        for key, one in zip(batch[by], batch[value], strict=True):
-            groups.setdefault(key, []).append(one)
+        for key, row in zip(batch[by], batch[value], strict=True):
+            groups.setdefault(key, []).append(row)
     return {key: sum(values) / len(values) for key, values in groups.items()}
 
 
@@ -247,12 +247,12 @@ def rows(buffer: TrajectoryBuffer, folder: Path) -> None:
     random = np.random.default_rng(SEED)
     ids = [f"rollout-{SEED:08x}-{number:06d}" for number in range(ROWS)]
     picked = iter(random.choice(ids, 200).tolist())
-    one = median(lambda: buffer.get(next(picked)), 100)
-    report("one trajectory by id, median of 100", ms(one), "< 15 ms warm", one < 0.015)
+    seconds = median(lambda: buffer.get(next(picked)), 100)
+    report("one trajectory by id, median of 100", ms(seconds), "< 15 ms warm", seconds < 0.015)
     many = [random.choice(ids, 64, replace=False).tolist() for _ in range(18)]
     turn = iter(many)
-    found = buffer.get_many(many[0])
-    assert [row.trajectory_id for row in found] == many[0]
+    result = buffer.get_many(many[0])
+    assert [row.trajectory_id for row in result] == many[0]
     batch = median(lambda: buffer.get_many(next(turn)), 10)
     report("64 random ids in one get_many, median of 10", ms(batch), "< 150 ms warm", batch < 0.15)
     first = median(lambda: TrajectoryBuffer(folder / "store").get_many(next(turn)), 5)
@@ -286,7 +286,7 @@ def _load(buffer: TrajectoryBuffer, folder: Path, what: str, wanted: list[str], 
 
     def by_filter() -> Any:
         kept = hf.filter(
-            lambda batch: [one in wanted_set for one in batch],
+            lambda batch: [row in wanted_set for row in batch],
             batched=True,
             input_columns="trajectory_id",
             load_from_cache_file=False,

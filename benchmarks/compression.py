@@ -102,11 +102,11 @@ def segment() -> bool:
         print(f"segment, seed {seed}: {_sizes(rows)} of {len(shown.ids())} walks", file=sys.stderr, flush=True)
         given = of_expert(start, shown)
         blank = harness.model(_untrained(start).save)
-        each = {name: _tokens(start, one) for name, one in rows.items()}
+        each = {name: _tokens(start, row) for name, row in rows.items()}
         policies = {}
-        for name, one in rows.items():
+        for name, row in rows.items():
             kinds = LONGER * min(each.values()) / each[name]
-            policies[name] = imitated(name, ENV, harness, tasks, [one], kinds=kinds, model=blank)
+            policies[name] = imitated(name, ENV, harness, tasks, [row], kinds=kinds, model=blank)
             taught = Spent(trained=policies[name].taught)
             arms[name].add(_judged(policies[name], policies[name].warm, sampling), given + taught)
         setting = policies["rows that fit"]
@@ -138,7 +138,7 @@ def _rows_of_window(setting: Setting, shown: Any, sampling: dict[str, Any]) -> d
 
 
 def _sizes(rows: dict[str, Any]) -> str:
-    return ", ".join(f"{len(one.ids())} {name}" for name, one in rows.items())
+    return ", ".join(f"{len(row.ids())} {name}" for name, row in rows.items())
 
 
 def _tokens(setting: Setting, rows: Any) -> float:

@@ -64,7 +64,7 @@ def line(source: str, file: Path) -> tuple[str, str]:
 
 
 def main() -> int:
-    made = [line(source, file) for source, file in templates([Path(one) for one in sys.argv[1:]])]
+    made = [line(source, file) for source, file in templates([Path(argument) for argument in sys.argv[1:]])]
     kinds = [kind for _, kind in made]
     head = HEAD.format(
         count=len(made),

@@ -65,8 +65,8 @@ class Planted:
 
     def similarity(self, row: int, other: int) -> float:
         """The Jaccard similarity of the word 3-grams of two rows."""
-        one, two = self._grams(row), self._grams(other)
-        return len(one & two) / len(one | two)
+        first, two = self._grams(row), self._grams(other)
+        return len(first & two) / len(first | two)
 
     def _grams(self, row: int) -> set[tuple[str, ...]]:
         words = [*(["write", "text"] if self.template[row] >= 0 else []), *self.texts[row].split()]
@@ -83,8 +83,8 @@ class Planted:
 def changed(text: str, edits: int, row: int, random: np.random.Generator) -> str:
     """A text of which some words are replaced by words that no other row has."""
     words = text.split()
-    for place in random.choice(len(words), edits, replace=False).tolist():
-        words[place] = f"r{row}p{place}"
+    for position in random.choice(len(words), edits, replace=False).tolist():
+        words[position] = f"r{row}p{position}"
     return " ".join(words)
 
 
@@ -92,11 +92,11 @@ def judge(planted: Planted, kept: np.ndarray, threshold: float) -> None:
     """Print which pairs were found, and how many rows were dropped though no row that is left is as similar."""
     pairs = [(row, int(other)) for row, other in enumerate(planted.copy_of) if other >= 0]
     exact = np.array([planted.similarity(*pair) for pair in pairs])
-    found = np.array([not (kept[row] and kept[other]) for row, other in pairs])
+    result = np.array([not (kept[row] and kept[other]) for row, other in pairs])
     for low, high in pairwise([threshold, threshold + 0.05, threshold + 0.1, 1.01]):
         inside = (exact >= low) & (exact < high)
-        share = found[inside].mean() if inside.any() else np.nan
-        print(f"pairs at {low:.2f} to {min(high, 1):.2f}: {found[inside].sum()} of {inside.sum()} found, {share:.3f}")
+        share = result[inside].mean() if inside.any() else np.nan
+        print(f"pairs at {low:.2f} to {min(high, 1):.2f}: {result[inside].sum()} of {inside.sum()} found, {share:.3f}")
     dropped = np.flatnonzero(~kept)
     right = [
         any(planted.similarity(row, other) >= threshold for other in planted.family(row) if kept[other])

@@ -107,24 +107,24 @@ class Witness:
         return turn
 
 
-def unequal(one: Any, other: Any, kind: Any = np.int64) -> int:
+def unequal(item: Any, other: Any, kind: Any = np.int64) -> int:
     """Places at which two sequences differ; what only one of them has differs too."""
-    first, second = np.asarray(one, kind), np.asarray(other, kind)
+    first, second = np.asarray(item, kind), np.asarray(other, kind)
     shared = min(len(first), len(second))
     return int((first[:shared] != second[:shared]).sum()) + abs(len(first) - len(second))
 
 
-def differing(said: list[tuple[list[int], Turn]], row: dict[str, Any]) -> int:
+def differing(text: list[tuple[list[int], Turn]], row: dict[str, Any]) -> int:
     """Tokens, log-probabilities and flags of a stored row that are not those of the engine."""
-    found = 0
+    count = 0
     sampled = np.zeros(len(row["input_ids"]), bool)
-    for before, turn in said:
+    for before, turn in text:
         start, end = len(before), len(before) + len(turn.ids)
-        found += unequal(row["input_ids"][:start], before)
-        found += unequal(row["input_ids"][start:end], turn.ids)
-        found += unequal(row["logprobs"][start:end], turn.logprobs, np.float32)
+        count += unequal(row["input_ids"][:start], before)
+        count += unequal(row["input_ids"][start:end], turn.ids)
+        count += unequal(row["logprobs"][start:end], turn.logprobs, np.float32)
         sampled[start:end] = True
-    return found + unequal(row["action_mask"], sampled, bool)
+    return count + unequal(row["action_mask"], sampled, bool)
 
 
 def trainers_gaps(policy: Policy, rows: list[dict[str, Any]]) -> np.ndarray:
@@ -177,16 +177,16 @@ def stored_as_sampled(
             took = time.perf_counter() - started
             buffer.append(made, stage=name, fingerprint=name)
             rows = buffer.read(ids, ["input_ids", "action_mask", "logprobs"]).to_pylist()
-            found = sum(differing(witness.said[number,], row) for number, row in enumerate(rows))
+            wrong = sum(differing(witness.said[number,], row) for number, row in enumerate(rows))
             part = trainers_gaps(policy, rows)
             calls, tokens = sum(row.n_tool_calls for row in made), sum(len(row["input_ids"]) for row in rows)
             print(
                 f"  {name} ({policy.codec.dialect}): {len(rows):,} episodes, {calls:,} tool calls, {len(part):,} of "
-                f"{tokens:,} tokens sampled, in {took:.1f} s; {found} differ; log-probs differ by {part.mean():.1e} on "
+                f"{tokens:,} tokens sampled, in {took:.1f} s; {wrong} differ; log-probs differ by {part.mean():.1e} on "
                 f"average, {part.max():.1e} at most",
                 flush=True,
             )
-            differ += found
+            differ += wrong
             gaps.append(part)
     exact = judged(f"{backend}: sampled and stored, what differs", differ, 0, "", above=False)
     gap = float(np.concatenate(gaps).mean())
@@ -216,8 +216,8 @@ class Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         messages = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
         self.server.asked += 1
-        asked = next(one["content"] for one in messages if one["role"] == "user")
-        turn = self.server.turns[asked][sum(one["role"] == "assistant" for one in messages)]
+        asked = next(message["content"] for message in messages if message["role"] == "user")
+        turn = self.server.turns[asked][sum(message["role"] == "assistant" for message in messages)]
         calls = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in turn.tool_calls
@@ -259,8 +259,8 @@ def messages_of_an_endpoint(tasks: list[Task], shown: list[Trajectory]) -> bool:
     differ = with_ids = 0
     for row in rows:
         with_ids += bool(row.input_ids)
-        one, other = ([_meaning(m) for m in messages] for messages in (row.messages, wanted[row.task_id]))
-        differ += sum(a != b for a, b in zip(one, other, strict=False)) + abs(len(one) - len(other))
+        first, other = ([_meaning(m) for m in messages] for messages in (row.messages, wanted[row.task_id]))
+        differ += sum(a != b for a, b in zip(first, other, strict=False)) + abs(len(first) - len(other))
     ends = dict(Counter(str(row.termination) for row in rows))
     print(
         f"  {len(rows):,} episodes, {sum(len(row.messages) for row in rows):,} messages, {server.asked:,} requests in "

@@ -45,32 +45,32 @@ def table(runs: dict[int, Run]) -> str:
     """A row for each policy, with Wilson 95 % intervals."""
     lines = [f"| | {' | '.join(f'seed {seed}' for seed in runs)} | mean |", "| --- " * (len(runs) + 2) + "|"]
     for policy in next(iter(runs.values())).metrics:
-        found = [one.metrics[policy] for one in runs.values()]
+        matches = [seconds.metrics[policy] for seconds in runs.values()]
         cells = [
             f"{m['success']:.3f} ({m['success_low']:.3f} to {m['success_high']:.3f}), greedy {m['greedy']:.3f}"
-            for m in found
+            for m in matches
         ]
-        means = [statistics.mean(m[key] for m in found) for key in ("success", "greedy")]
+        means = [statistics.mean(m[key] for m in matches) for key in ("success", "greedy")]
         lines.append(f"| {policy} | {' | '.join(cells)} | {means[0]:.3f}, greedy {means[1]:.3f} |")
-    seconds = [one.cpu_s for one in runs.values()]
-    cells = [f"{one:.0f}" for one in [*seconds, statistics.mean(seconds)]]
+    seconds = [seconds.cpu_s for seconds in runs.values()]
+    cells = [f"{item:.0f}" for item in [*seconds, statistics.mean(seconds)]]
     return "\n".join([*lines, f"| processor seconds | {' | '.join(cells)} |"])
 
 
 def verdicts(family: str, runs: dict[int, Run]) -> list[bool]:
     """Print the lines of a family; which of its targets are met."""
-    found = []
-    for seed, one in runs.items():
-        first, *_, last = one.metrics.values()
-        found.append(
+    matches = []
+    for seed, seconds in runs.items():
+        first, *_, last = seconds.metrics.values()
+        matches.append(
             line(
                 f"{family}, seed {seed}: {first['success']:.3f} to {last['success']:.3f}",
                 last["success_low"] > first["success"],
                 "the last policy's interval above the first one's success",
             )
         )
-    slowest = max(one.cpu_s for one in runs.values())
-    return [*found, line(f"{family}: {slowest:.0f} processor seconds", slowest <= CPU_S, f"{CPU_S:.0f} or less")]
+    slowest = max(seconds.cpu_s for seconds in runs.values())
+    return [*matches, line(f"{family}: {slowest:.0f} processor seconds", slowest <= CPU_S, f"{CPU_S:.0f} or less")]
 
 
 def line(figure: str, met: bool, target: str) -> bool:

@@ -123,7 +123,7 @@ def cpu_seconds() -> float:
 
 def measured(task: str, name: str, folder: Path, runs: int = 1) -> Measured:
     """One task in a process of its own, the shortest of some runs."""
-    found = []
+    matches = []
     for _ in range(runs):
         command = [sys.executable, __file__, "--task", task, name, str(folder)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -133,8 +133,10 @@ def measured(task: str, name: str, folder: Path, runs: int = 1) -> Measured:
             time.sleep(0.1)
         assert process.returncode == 0
         assert process.stdout
-        found.append(Measured(*json.loads(process.stdout.read().splitlines()[-1]), peak))
-    return replace(min(found, key=lambda one: one.seconds), peak_mb=max(one.peak_mb for one in found))
+        matches.append(Measured(*json.loads(process.stdout.read().splitlines()[-1]), peak))
+    return replace(
+        min(matches, key=lambda measure: measure.seconds), peak_mb=max(measure.peak_mb for measure in matches)
+    )
 
 
 def memory_mb(pid: int) -> float:
@@ -142,9 +144,9 @@ def memory_mb(pid: int) -> float:
     total = 0.0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        for one in [process, *process.children()]:
+        for item in [process, *process.children()]:
             with contextlib.suppress(psutil.Error):
-                total += one.memory_full_info().pss / 2**20
+                total += item.memory_full_info().pss / 2**20
     return total
 
 
@@ -172,8 +174,8 @@ def main() -> int:
     if unknown := set(chosen) - FORMATS.keys():
         print(f"there is no format {', '.join(sorted(unknown))}; formats are {', '.join(FORMATS)}")
         return 2
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(os.environ.get("FILES", place))
+    with tempfile.TemporaryDirectory() as position:
+        folder = Path(os.environ.get("FILES", position))
         missed = 0
         for name in chosen:
             write_files(name, folder)

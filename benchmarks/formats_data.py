@@ -50,8 +50,8 @@ def row(number: int) -> Trajectory:
         messages.append(Message(role=Role.TOOL, content=text(number + turn, 60), tool_call_id=f"c{turn}", name="find"))
         messages.append(Message(role=Role.ASSISTANT, content=text(number, 40)))
         messages.append(Message(role=Role.USER, content=text(number, 20)))
-    for place, message in enumerate(messages):
-        message.token_start, message.token_end = place * 24, place * 24 + 24
+    for position, message in enumerate(messages):
+        message.token_start, message.token_end = position * 24, position * 24 + 24
     mask = [message.role is Role.ASSISTANT for message in messages for _ in range(24)]
     return Trajectory(
         trajectory_id=f"r-{number:07d}",
@@ -69,7 +69,7 @@ def row(number: int) -> Trajectory:
         tokenizer="t",
         input_ids=[(number + i) % 32000 for i in range(len(mask))],
         action_mask=mask,
-        logprobs=[-0.5 if one else float("nan") for one in mask],
+        logprobs=[-0.5 if acts else float("nan") for acts in mask],
         n_tokens=len(mask),
         n_action_tokens=sum(mask),
         n_steps=4,
@@ -88,60 +88,62 @@ def chat(number: int) -> list[dict[str, Any]]:
 def blocks(number: int) -> list[dict[str, Any]]:
     """A session of Claude Code, line by line."""
     lines = []
-    for place, one in enumerate(chat(number)[1:]):
-        kind = "assistant" if one["role"] == "assistant" else "user"
-        content: Any = one["content"]
-        if one["role"] == "tool":
-            content = [{"type": "tool_result", "tool_use_id": one["tool_call_id"], "content": content}]
-        elif "tool_calls" in one:
-            content = [{"type": "tool_use", "id": f"c{place}", "name": "find", "input": {"who": "Ann"}}]
-        message = {"role": kind, "content": content, "id": f"m{place}", "model": "m"}
-        lines.append({"type": kind, "message": message, "sessionId": f"s{number}", "uuid": f"{place}"})
+    for position, turn in enumerate(chat(number)[1:]):
+        kind = "assistant" if turn["role"] == "assistant" else "user"
+        content: Any = turn["content"]
+        if turn["role"] == "tool":
+            content = [{"type": "tool_result", "tool_use_id": turn["tool_call_id"], "content": content}]
+        elif "tool_calls" in turn:
+            content = [{"type": "tool_use", "id": f"c{position}", "name": "find", "input": {"who": "Ann"}}]
+        message = {"role": kind, "content": content, "id": f"m{position}", "model": "m"}
+        lines.append({"type": kind, "message": message, "sessionId": f"s{number}", "uuid": f"{position}"})
     return lines
 
 
 def items(number: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for one in chat(number):
-        if one["role"] == "tool":
-            found.append({"type": "function_call_output", "call_id": one["tool_call_id"], "output": one["content"]})
+    matches: list[dict[str, Any]] = []
+    for turn in chat(number):
+        if turn["role"] == "tool":
+            matches.append({"type": "function_call_output", "call_id": turn["tool_call_id"], "output": turn["content"]})
             continue
-        found.append({"type": "message", "role": one["role"], "content": one["content"]})
-        for call in one.get("tool_calls", []):
-            found.append({"type": "function_call", "call_id": call["id"], **call["function"]})
-    return found
+        matches.append({"type": "message", "role": turn["role"], "content": turn["content"]})
+        for call in turn.get("tool_calls", []):
+            matches.append({"type": "function_call", "call_id": call["id"], **call["function"]})
+    return matches
 
 
 def events(number: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
+    matches: list[dict[str, Any]] = [
         {"id": 0, "action": "system", "source": "agent", "args": {"content": "s", "tools": TOOLS}}
     ]
-    for place, one in enumerate(chat(number)[1:], 1):
-        if one["role"] == "tool":
-            found.append({"id": place, "observation": "run", "content": one["content"], "cause": place - 1})
-        elif "tool_calls" in one:
-            arguments = {"command": "ls", "thought": one["content"]}
-            found.append({"id": place, "action": "run", "source": "agent", "args": arguments})
+    for position, turn in enumerate(chat(number)[1:], 1):
+        if turn["role"] == "tool":
+            matches.append({"id": position, "observation": "run", "content": turn["content"], "cause": position - 1})
+        elif "tool_calls" in turn:
+            arguments = {"command": "ls", "thought": turn["content"]}
+            matches.append({"id": position, "action": "run", "source": "agent", "args": arguments})
         else:
-            source = "user" if one["role"] == "user" else "agent"
-            found.append({"id": place, "action": "message", "source": source, "args": {"content": one["content"]}})
-    return found
+            source = "user" if turn["role"] == "user" else "agent"
+            matches.append(
+                {"id": position, "action": "message", "source": source, "args": {"content": turn["content"]}}
+            )
+    return matches
 
 
 def sample(number: int) -> dict[str, Any]:
     messages = []
-    for one in chat(number):
-        calls = [{"id": c["id"], "function": "find", "arguments": {"who": "Ann"}} for c in one.get("tool_calls", [])]
-        messages.append({key: one[key] for key in ("role", "content")} | ({"tool_calls": calls} if calls else {}))
-        if one["role"] == "tool":
-            messages[-1] |= {"tool_call_id": one["tool_call_id"], "function": "find"}
+    for turn in chat(number):
+        calls = [{"id": c["id"], "function": "find", "arguments": {"who": "Ann"}} for c in turn.get("tool_calls", [])]
+        messages.append({key: turn[key] for key in ("role", "content")} | ({"tool_calls": calls} if calls else {}))
+        if turn["role"] == "tool":
+            messages[-1] |= {"tool_call_id": turn["tool_call_id"], "function": "find"}
     scores = {"match": {"value": "C"}}
     return {"id": number, "epoch": 1, "input": "q", "target": "t", "messages": messages, "scores": scores}
 
 
 def span(number: int) -> dict[str, Any]:
-    said = chat(number)
-    attributes = {"gen_ai.input.messages": json.dumps(said[:-1]), "gen_ai.output.messages": json.dumps(said[-1:])}
+    text = chat(number)
+    attributes = {"gen_ai.input.messages": json.dumps(text[:-1]), "gen_ai.output.messages": json.dumps(text[-1:])}
     return {"context": {"trace_id": f"t{number}"}, "attributes": attributes | {"gen_ai.request.model": "m"}}
 
 
@@ -171,8 +173,8 @@ def write(name: str, folder: Path, count: int) -> list[Path]:
         path = folder / "rows.jsonl"
         with path.open("w") as file:
             for n in range(count // 2):
-                said = chat(n)
-                file.write(json.dumps({"prompt": said[:2], "chosen": said[2:6], "rejected": said[2:4]}) + "\n")
+                text = chat(n)
+                file.write(json.dumps({"prompt": text[:2], "chosen": text[2:6], "rejected": text[2:4]}) + "\n")
         return [path]
     if format.write:
         path = folder / f"rows{format.suffix or ('.jsonl' if name == 'atif' else '')}"
@@ -195,7 +197,7 @@ def write(name: str, folder: Path, count: int) -> list[Path]:
     if name == "claude-code":  # a session per file, as it writes them
         paths = [folder / f"{n}.jsonl" for n in range(count)]
         for n, path in enumerate(paths):
-            path.write_text("".join(json.dumps(one) + "\n" for one in blocks(n)))
+            path.write_text("".join(json.dumps(block) + "\n" for block in blocks(n)))
         return paths
     path = folder / "rows.jsonl"
     with path.open("w") as file:

@@ -109,7 +109,7 @@ def copied(policy: Any) -> Any:
 
 
 def tokens_from(start: int, length: int) -> list[bool]:
-    return [place >= start for place in range(length)]
+    return [position >= start for position in range(length)]
 
 
 def unmasked(row: Any) -> Any:
@@ -121,7 +121,7 @@ def with_logprobs(policy: Any, rows: list[Any]) -> list[Any]:
     from agentrl.training.scoring import batch_logprobs
 
     exact = batch_logprobs(policy, TrainingRows.of(training_rows(rows)))
-    return [row.model_copy(update={"logprobs": one.tolist()}) for row, one in zip(rows, exact, strict=True)]
+    return [row.model_copy(update={"logprobs": item.tolist()}) for row, item in zip(rows, exact, strict=True)]
 
 
 def training_rows(trajectories: list[Any]) -> list[Any]:
@@ -297,10 +297,10 @@ def outcome(folder: str, seed: int, method: str, masked: bool) -> Outcome:
     start = time.perf_counter()
     policy = learn(setting, method, masked)
     seconds = time.perf_counter() - start
-    found = Outcome(seed, method, masked, setting.solved(policy), seconds)
-    shares = mean([found.solved.sampled]), mean([found.solved.greedy])
+    result = Outcome(seed, method, masked, setting.solved(policy), seconds)
+    shares = mean([result.solved.sampled]), mean([result.solved.greedy])
     print(seed, method, masked, *shares, file=sys.stderr, flush=True)
-    return found
+    return result
 
 
 def measure() -> list[Outcome]:
@@ -316,10 +316,10 @@ def measure() -> list[Outcome]:
 def main() -> None:
     from agentrl.statistics.intervals import wilson
 
-    found = measure()
+    result = measure()
     arms = {method: {True: Arm(method), False: Arm(method)} for method in METHODS}
-    for one in found:
-        arms[one.method][one.masked].add(one.solved, Spent())
+    for outcome in result:
+        arms[outcome.method][outcome.masked].add(outcome.solved, Spent())
     print(f"{len(SEEDS)} seeds x {JUDGED} {SPLIT} tasks; {BUDGET:,} rollouts for each method but SFT only")
     print(f"{'method':<16} {'T 1':>6}  {'95 % interval':<15} {'each seed':<20} {'greedy':>6} {'best':>6} "
           f"{'over SFT only':<13} {'without mask':<25} seconds")  # fmt: skip
@@ -333,7 +333,7 @@ def main() -> None:
             shares.append(solved / total)
             intervals.append(f"{low:.3f} to {high:.3f}")
         each = " ".join(mean([run]) for run in both[True].runs)
-        seconds = statistics.fmean(one.seconds for one in found if one.masked and one.method == method)
+        seconds = statistics.fmean(outcome.seconds for outcome in result if outcome.masked and outcome.method == method)
         met = shares[1] < shares[0]
         misses += not met
         word = learned(masked, "SFT only", both[True])

@@ -208,13 +208,13 @@ def rollouts(setting: Setting, tasks: Any, wanted: int, by: str = "sampled") -> 
     ``calls`` made."""
     from agentrl.pipelines.stages.trajectories import sample
 
-    found, spent = [], Spent()
-    while getattr(spent, by) < wanted and not (SMALL and len(found) == ROUNDS):
-        with other_draws(setting.harness, len(found)):
+    matches, spent = [], Spent()
+    while getattr(spent, by) < wanted and not (SMALL and len(matches) == ROUNDS):
+        with other_draws(setting.harness, len(matches)):
             made = setting.harness.run(sample, {"samples": 1}, model=setting.warm, tasks=tasks)
-        found.append(made["trajectories"])
-        spent += of_rollouts(found[-1])
-    return found, spent
+        matches.append(made["trajectories"])
+        spent += of_rollouts(matches[-1])
+    return matches, spent
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def rejected(setting: Setting, tasks: Any, wanted: int) -> tuple[Any, Spent, flo
     average."""
     made, spent = rollouts(setting, tasks, wanted)
     model, more = curated(setting, [successes(setting, made)])
-    return model, spent + more, spent.sampled / max(1, sum(len(one.ids()) for one in made))
+    return model, spent + more, spent.sampled / max(1, sum(len(row.ids()) for row in made))
 
 
 def successes(setting: Setting, selections: list[Any]) -> Any:
@@ -249,7 +249,7 @@ def curated(
     """The warm policy after supervised steps on these rows, and the tokens that it was trained on."""
     from agentrl.pipelines.stages.train import sft
 
-    if not any(one.ids() for one in selections):
+    if not any(selection.ids() for selection in selections):
         return setting.warm, Spent()
     lr = lr or setting.course.sft_lr
     config = {"steps": steps, "batch": BATCH, "optimizer": {"lr": lr, "schedule": "linear"}, **more}
@@ -309,7 +309,9 @@ def hindsight(env: str) -> bool:
         replayed = Spent(calls=int(made.metrics["environment_calls"]))
         model, more = curated(setting, [good, new])
         arms["rejection + hindsight"].add(judged(setting, model), spent + replayed + more)
-        shifts.update({(one["asked"], one["achieved"]): one["rows"] for one in made["levels"].table().to_pylist()})
+        shifts.update(
+            {(level["asked"], level["achieved"]): level["rows"] for level in made["levels"].table().to_pylist()}
+        )
         others, beside = rollouts(setting, tasks, replayed.calls, by="calls")
         model, more = curated(setting, [successes(setting, [rows, *others])])
         arms[more_calls].add(judged(setting, model), spent + beside + more)
@@ -346,14 +348,14 @@ COURSES_OF = {
 
 def done(name: str) -> tuple[str, list[bool], float]:
     """What the experiments of a method print if they are small, whether targets are met, and processor seconds."""
-    started, said = time.process_time(), io.StringIO()
-    with redirect_stdout(said) if SMALL else nullcontext():
+    started, text = time.process_time(), io.StringIO()
+    with redirect_stdout(text) if SMALL else nullcontext():
         experiment = getattr(import_module(METHODS[name]), name)
         given = os.environ.get("COURSES", "").split("; ")
         courses = [course for course in COURSES_OF.get(name, ()) if given == [""] or course in given]
         courses = courses[: 1 if SMALL else None]
         met = [experiment(course) for course in courses] or [experiment()]
-    return said.getvalue(), met, time.process_time() - started
+    return text.getvalue(), met, time.process_time() - started
 
 
 def main() -> int:

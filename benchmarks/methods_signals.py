@@ -144,10 +144,10 @@ def distilled(setting: Setting, config: dict[str, Any] | None = None, **inputs: 
         "algorithm": {"type": "distill"}, "checkpoint_every": 1000,
         "optimizer": {"lr": COURSES[setting.env].lr, "schedule": "linear", "warmup": min(4, FEW // 2)},
     }  # fmt: skip
-    found = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks, **inputs)
-    spent = of_rollouts(found["trajectories"])
+    result = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks, **inputs)
+    spent = of_rollouts(result["trajectories"])
     read = Spent(foreign=spent.sampled, trained=spent.sampled)  # the teacher reads what the student sampled
-    return judged(setting, found["model"]), spent + read
+    return judged(setting, result["model"]), spent + read
 
 
 def self_distill(env: str) -> bool:
@@ -215,17 +215,17 @@ def rwml(env: str) -> bool:
         few = max(1, len(asked) // 4)
         of_dev, of_judged = harness.tasks(asked[:few]), harness.tasks(asked[few:] or asked)  # small: there is one
         of_world = replace(setting, tasks=made["train"], judged=of_judged, dev=of_dev)
-        found = {"warm": (setting.warm, Spent())}
+        result = {"warm": (setting.warm, Spent())}
         model, spent, _ = online(setting)
-        found["GRPO"] = model, spent
-        found["GRPO + observations"] = online(setting, observe={"tool": 0.1})[:2]
+        result["GRPO"] = model, spent
+        result["GRPO + observations"] = online(setting, observe={"tool": 0.1})[:2]
         some = harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
-        found["rejection"] = rejected(setting, some, spent.sampled)[:2]
+        result["rejection"] = rejected(setting, some, spent.sampled)[:2]
         world, before, _ = online(of_world, iterations=max(1, ITERATIONS // 2))
         left = (spent.sampled - before.sampled) / (spent.sampled / ITERATIONS)
         model, spent, _ = online(replace(setting, warm=world), iterations=max(1, round(left)))
-        found["world model, then GRPO"] = model, spent + before
-        for name, (model, spent) in found.items():
+        result["world model, then GRPO"] = model, spent + before
+        for name, (model, spent) in result.items():
             arms[name].add(judged(setting, model), spent)
             worlds[name].add(judged(of_world, model), spent)
     print(f"\nrwml, {env}: what is known of the world (predictions that are right)")
@@ -295,7 +295,7 @@ def retried(setting: Setting, first: Any, budget: int, name: str) -> tuple[dict[
 
 def solved_by(rows: Any) -> dict[str, float]:
     """Task -> whether one of these rows solved it."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for row in rows.table(["task_id", "success"]).to_pylist():
-        found[row["task_id"]] = max(found.get(row["task_id"], 0.0), float(bool(row["success"])))
-    return found
+        result[row["task_id"]] = max(result.get(row["task_id"], 0.0), float(bool(row["success"])))
+    return result

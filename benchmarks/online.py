@@ -142,8 +142,8 @@ async def loaded_while_sampling(engine: Any, model: Any, number: int) -> list[fl
         start = time.perf_counter()
         await engine.load(Weights(version, model))
         times.append(time.perf_counter() - start)
-    for one in under_way:
-        one.cancel()
+    for run in under_way:
+        run.cancel()
     await asyncio.gather(*under_way, return_exceptions=True)
     await engine.close()
     return times
@@ -153,19 +153,19 @@ def main() -> None:
     from agentrl.pipelines.harness import Harness
 
     loads = timed_loads()
-    found: dict[str, list[Found]] = {way: [] for way in WAYS}
+    result: dict[str, list[Found]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         for seed in SEEDS:
             harness = Harness(Path(folder, str(seed)), seed)
             given = prepared(harness)
             for way in WAYS:
-                found[way].append(trained(harness, way, *given))
+                result[way].append(trained(harness, way, *given))
         served = served_loads(given[0])
         memory = peaks(Path(folder, "memory"), *((768, 10) if SMALL else ()))
     from online_recorder import overhead
 
     recorded = overhead(12 if SMALL else 24)  # requests of 4 kB; of other sizes the script itself says it
-    missed = report(found["synchronous"], found["asynchronous"], loads, served, memory, recorded)
+    missed = report(result["synchronous"], result["asynchronous"], loads, served, memory, recorded)
     sys.exit(1 if missed and os.environ.get("CHECK") == "1" else 0)
 
 
@@ -179,19 +179,19 @@ def report(
 ) -> int:
     from agentrl.statistics.intervals import wilson
 
-    ratio = sum(one.seconds for one in calm) / sum(one.seconds for one in fast)
+    ratio = sum(run.seconds for run in calm) / sum(run.seconds for run in fast)
     total = HELDOUT * len(SEEDS)
-    bounds = [wilson(round(sum(one.success for one in runs) * HELDOUT), total) for runs in (calm, fast)]
-    shares = [sum(one.success for one in runs) / len(runs) for runs in (calm, fast)]
-    thrown = 1 - sum(one.trained for one in fast) / sum(one.made for one in fast)
-    turns = sum(one.turns_trained for one in fast) / sum(one.turns_made for one in fast)
+    bounds = [wilson(round(sum(run.success for run in runs) * HELDOUT), total) for runs in (calm, fast)]
+    shares = [sum(run.success for run in runs) / len(runs) for runs in (calm, fast)]
+    thrown = 1 - sum(run.trained for run in fast) / sum(run.made for run in fast)
+    turns = sum(run.turns_trained for run in fast) / sum(run.turns_made for run in fast)
     load = 1000 * statistics.median(loads)
     rows = [
         ("iterations per minute, asynchronous / synchronous", f"{ratio:.2f}", "at least 2.2", ratio >= 2.2),
         ("success, synchronous and asynchronous", f"{shares[0]:.3f} {shares[1]:.3f}", "intervals overlap",
          bounds[1][1] >= bounds[0][0]),
-        ("oldest rollout trained on, in versions", f"{max(one.oldest for one in fast)}", "at most 4",
-         max(one.oldest for one in fast) <= 4),
+        ("oldest rollout trained on, in versions", f"{max(run.oldest for run in fast)}", "at most 4",
+         max(run.oldest for run in fast) <= 4),
         ("rollouts thrown away", f"{thrown:.1%}", "0 %", thrown == 0),
         ("turns trained / drawn", f"{turns:.3f}", "1.00 +- 0.02", abs(turns - 1) <= 0.02),
         (f"weights in place, median of {len(loads)}", f"{load:.1f} ms", "below 10 ms", load < 10),

@@ -24,7 +24,7 @@ def peaks(folder: Path, width: int = WIDTH, layers: int = LAYERS, processes: int
     """The highest memory of one process, and of any of ``processes`` ranks, from loading to saving."""
     tiny = _both(_job(folder / "tiny", 32, 1, processes))
     large = _both(_job(folder / "large", width, layers, processes))
-    return Peaks(*(one - other for one, other in zip(large, tiny, strict=True)))
+    return Peaks(*(first - other for first, other in zip(large, tiny, strict=True)))
 
 
 def _both(job: Path) -> tuple[float, float]:

@@ -66,11 +66,11 @@ def overhead(turns: int, size: int = SIZES[0]) -> float:
     from agentrl.schemas.trajectory import Message, Role, ToolCall
 
     call = ToolCall(id="call_0", name="find", arguments=json.dumps({"who": "Ann", "rel": "boss"}))
-    said = Message(role=Role.ASSISTANT, content="I look it up.", tool_calls=[call])
+    message = Message(role=Role.ASSISTANT, content="I look it up.", tool_calls=[call])
     asked = [Message(role=Role.USER, content=text) for text in ("city of the boss of person 12?", 20 * WORDS)]
-    policy = tiny_policy([[said, *asked]], seed=0)
+    policy = tiny_policy([[message, *asked]], seed=0)
     policy.name = "tiny"
-    ids = policy.codec.assistant(said)
+    ids = policy.codec.assistant(message)
 
     async def serve(folder: Path) -> float:
         episodes = Episodes(folder, _Nowhere(), "tiny", policy.tokenizer_fingerprint)

@@ -142,14 +142,14 @@ _again.seed = 0  # type: ignore[attr-defined]
 def cpu() -> None:
     """CPU seconds of a run of one trivial stage, with all processes that it starts and waits for."""
     Path("one.yaml").write_text(chain(1).replace("name: chain", "name: one"))
-    found: dict[str, list[float]] = {"--prefect": [], "--no-prefect": []}
+    result: dict[str, list[float]] = {"--prefect": [], "--no-prefect": []}
     for number in range(REPEATS + 1):
-        for option, seconds in found.items():
+        for option, seconds in result.items():
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             agentrl("run", "one.yaml", option, "--store", "cpu", "--set", f"seed={10 * number + len(option)}")
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    with_prefect, without = (statistics.median(seconds[1:]) for seconds in found.values())
+    with_prefect, without = (statistics.median(seconds[1:]) for seconds in result.values())
     figure("CPU seconds of a run of one trivial stage, with Prefect", with_prefect, "s")
     figure("CPU seconds of the same run, which needs no Prefect", without, "s", 5.0)
 

@@ -37,11 +37,11 @@ Results = dict[tuple[str, str, bool], list[float]]
 
 
 def prompts(queries: list[Query]) -> list[str]:
-    found = {answer for query in queries for answer in query.answers}
+    result = {answer for query in queries for answer in query.answers}
     for family in FAMILIES:
         size = SERVICE if family == "service" else EACH
-        found |= {task.prompt for task in load_environment(family).tasks({"train": size}, 1)["train"]}
-    return sorted(found)
+        result |= {task.prompt for task in load_environment(family).tasks({"train": size}, 1)["train"]}
+    return sorted(result)
 
 
 def row(number: int, prompt: str) -> Trajectory:
@@ -69,8 +69,8 @@ def row(number: int, prompt: str) -> Trajectory:
     )
 
 
-def recall(found: list[str], query: Query) -> float:
-    return len(set(found[:K]) & query.answers) / min(K, len(query.answers))
+def recall(actual: list[str], query: Query) -> float:
+    return len(set(actual[:K]) & query.answers) / min(K, len(query.answers))
 
 
 def equal_ranks(*lists: list[str]) -> list[str]:
@@ -92,8 +92,8 @@ def measure(buffer: TrajectoryBuffer, queries: list[Query], judged: list[bool]) 
             ways[f"{embedder} dense"] = dense
             ways[f"{embedder} equal ranks"] = equal_ranks(dense, lexical)
             ways[f"{embedder} hybrid"] = _found(buffer, query, embedder, "hybrid")
-        for way, found in ways.items():
-            results[way, query.kind, half].append(recall(found, query))
+        for way, result in ways.items():
+            results[way, query.kind, half].append(recall(result, query))
     return results
 
 

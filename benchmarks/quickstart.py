@@ -67,7 +67,7 @@ class Run:
         old, new = self.control[before], self.greedy[after]
         if old.keys() != new.keys():
             raise SystemExit(f"{before} and {after} were measured on different tasks")
-        gained, lost = sum(new[one] > old[one] for one in old), sum(new[one] < old[one] for one in old)
+        gained, lost = sum(new[task] > old[task] for task in old), sum(new[task] < old[task] for task in old)
         return gained, lost, mcnemar(gained, lost)
 
 
@@ -81,9 +81,9 @@ def descendants(process: psutil.Process) -> list[psutil.Process]:
 def memory_of(process: psutil.Process) -> float:
     """Resident memory of a process and all its descendants, in GiB; shared pages count once for each."""
     total = 0
-    for one in descendants(process):
+    for item in descendants(process):
         try:
-            total += one.memory_info().rss
+            total += item.memory_info().rss
         except psutil.NoSuchProcess:
             continue
     return total / 2**30
@@ -129,8 +129,8 @@ def learned(seed: int) -> Run:
         for policy, measured in made.metrics.items():
             chosen = {0.0: "greedy", 1.0: "sampled"}.get(measured.get("control_temperature", 0.0), "control")
             ours = [row for row in rows if row["stage"] == f"eval_{policy}" and "dev" not in row["tags"]]
-            for found, tag in ((made.greedy, "greedy"), (made.control, chosen)):
-                found[policy] = {row["task_id"]: bool(row["success"]) for row in ours if tag in row["tags"]}
+            for result, tag in ((made.greedy, "greedy"), (made.control, chosen)):
+                result[policy] = {row["task_id"]: bool(row["success"]) for row in ours if tag in row["tags"]}
         [artifact] = Path(folder).glob("store/artifacts/tags/**/table.parquet")
         for row in pq.read_table(artifact).to_pylist():
             if (row["policy"], row["decoding"], row["split"]) == (POLICIES[-1], "greedy", "heldout"):
@@ -140,12 +140,12 @@ def learned(seed: int) -> Run:
 
 def verdicts(runs: dict[int, Run]) -> list[tuple[str, str, bool]]:
     """(what was measured, its target, whether it was met)."""
-    found = []
+    matches = []
     for where, first, last in (("held-out", "warm", "grpo"), ("compositional", *EVALUATIONS[-2:])):
         warm = max(runs, key=lambda seed: runs[seed].metrics[first]["greedy"])
         end = min(runs, key=lambda seed: runs[seed].metrics[last]["greedy"])
         high, low = runs[warm].metrics[first]["greedy"], runs[end].metrics[last]["greedy"]
-        found += [
+        matches += [
             (
                 f"{where}, greedy after the warm start: {high:.3f} at most (seed {warm})",
                 f"{MOST_AFTER_WARM} at most on each seed",
@@ -159,23 +159,23 @@ def verdicts(runs: dict[int, Run]) -> list[tuple[str, str, bool]]:
         ]
     needed = -(-LEAST_SEEDS * len(runs) // len(FIXED))
     for before, after in pairwise(POLICIES):
-        adds = sum(gains(one, before, after) for one in runs.values())
-        said = f"{after} adds over the control of {before} on {adds} of {len(runs)} seeds"
-        found.append((said, f"{needed} or more", adds >= needed))
-    cpu, peak = max(one.cpu_s for one in runs.values()), max(one.gib for one in runs.values())
-    found += [
+        adds = sum(gains(run, before, after) for run in runs.values())
+        text = f"{after} adds over the control of {before} on {adds} of {len(runs)} seeds"
+        matches.append((text, f"{needed} or more", adds >= needed))
+    cpu, peak = max(run.cpu_s for run in runs.values()), max(run.gib for run in runs.values())
+    matches += [
         (f"most processor seconds: {cpu:.0f}", f"under {CPU_S:.0f}", cpu < CPU_S),
         (f"peak memory {peak:.2f} GiB", f"under {GIB:.0f}", peak < GIB),
     ]
-    idle = [one.wall_s for one in runs.values() if one.others < IDLE]
-    said = (
+    idle = [run.wall_s for run in runs.values() if run.others < IDLE]
+    text = (
         f"slowest run with two idle cores: {max(idle):.0f} s, of {len(idle)}" if idle else "no run had two idle cores"
     )
-    return [*found, (said, f"under {WALL_S:.0f} s by the clock", bool(idle) and max(idle) < WALL_S)]
+    return [*matches, (text, f"under {WALL_S:.0f} s by the clock", bool(idle) and max(idle) < WALL_S)]
 
 
-def gains(one: Run, before: str, after: str) -> bool:
-    gained, lost, p = one.over_control(before, after)
+def gains(run: Run, before: str, after: str) -> bool:
+    gained, lost, p = run.over_control(before, after)
     return gained > lost and p < ALPHA
 
 
@@ -184,20 +184,20 @@ def table(runs: dict[int, Run]) -> str:
     heads = [f"{policy}{what}" for policy in POLICIES[:-1] for what in ("", ", control")] + [POLICIES[-1]]
     heads += ["compositional warm", "compositional grpo", "hardest word", "s", "CPU s", "GiB"]
     lines = [f"| seed | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
-    for seed, one in runs.items():
+    for seed, run in runs.items():
         cells = []
         for number, policy in enumerate(POLICIES):
-            m = one.metrics[policy]
+            m = run.metrics[policy]
             own = f"{m['greedy']:.3f}"
             if number:
-                gained, lost, p = one.over_control(POLICIES[number - 1], policy)
-                own += f" (+{gained} -{lost}{'' if gains(one, POLICIES[number - 1], policy) else f', p {p:.2g}'})"
+                gained, lost, p = run.over_control(POLICIES[number - 1], policy)
+                own += f" (+{gained} -{lost}{'' if gains(run, POLICIES[number - 1], policy) else f', p {p:.2g}'})"
             cells += [own, f"{m['control']:.3f} at {m['control_temperature']:g}"]
-        last = one.metrics["grpo"]
+        last = run.metrics["grpo"]
         cells[-2] = f"**{last['greedy']:.3f}** ({last['greedy_low']:.3f} to {last['greedy_high']:.3f})" + cells[-2][5:]
-        word = min(one.words, key=lambda name: one.words[name])
-        cells[-1:] = [f"{one.metrics[name]['greedy']:.3f}" for name in EVALUATIONS[-2:]]
-        cells += [f"{word} {one.words[word]:.2f}", f"{one.wall_s:.0f}", f"{one.cpu_s:.0f}", f"{one.gib:.2f}"]
+        word = min(run.words, key=lambda name: run.words[name])
+        cells[-1:] = [f"{run.metrics[name]['greedy']:.3f}" for name in EVALUATIONS[-2:]]
+        cells += [f"{word} {run.words[word]:.2f}", f"{run.wall_s:.0f}", f"{run.cpu_s:.0f}", f"{run.gib:.2f}"]
         lines.append(f"| {seed} | {' | '.join(cells)} |")
     return "\n".join([*lines, *summary(runs)])
 
@@ -206,15 +206,15 @@ def summary(runs: dict[int, Run]) -> list[str]:
     """The rows of medians and worst seeds."""
 
     def values(name: str, key: str) -> list[float]:
-        return [one.metrics[name][key] for one in runs.values()]
+        return [run.metrics[name][key] for run in runs.values()]
 
-    found = []
+    matches = []
     for name, of in (("median", statistics.median), ("lowest", min), ("highest", max)):
         cells = [f"{of(values(policy, key)):.3f}" for policy in POLICIES for key in ("greedy", "control")][:-1]
         cells += [f"{of(values(name, 'greedy')):.3f}" for name in EVALUATIONS[-2:]]
-        times = [f"{of([getattr(one, what) for one in runs.values()]):.0f}" for what in ("wall_s", "cpu_s")]
-        found.append(f"| {name} | {' | '.join(cells)} | | {' | '.join(times)} | |")
-    return found
+        times = [f"{of([getattr(run, what) for run in runs.values()]):.0f}" for what in ("wall_s", "cpu_s")]
+        matches.append(f"| {name} | {' | '.join(cells)} | | {' | '.join(times)} | |")
+    return matches
 
 
 INTRODUCTION = """# The quickstart over seeds
@@ -230,7 +230,7 @@ before any of them was run; settings were chosen on dev and compositional tasks 
 
 def page(runs: dict[int, Run], seeds: Sequence[int]) -> str:
     checks = [f"- {what}; target {target}: {'met' if met else 'MISSED'}" for what, target, met in verdicts(runs)]
-    others = statistics.median(one.others for one in runs.values())
+    others = statistics.median(run.others for run in runs.values())
     load = f"Other programs used {others:.1f} of {psutil.cpu_count()} cores beside the median run."
     return "\n".join(["", table(runs), "", f"{len(runs)} of {len(seeds)} seeds were run. {load}", "", *checks, ""])
 
@@ -242,16 +242,16 @@ def draw(runs: dict[int, Run], path: Path) -> None:
     from agentrl.pipelines.stages.report import BLUE, GREY, ORANGE, _axes
 
     figure, axes = _axes(f"Held-out success on {len(runs)} seeds, greedy", "success")
-    for one in runs.values():
-        axes.plot([one.metrics[policy]["greedy"] for policy in POLICIES], color=GREY, alpha=0.35, linewidth=0.8)
+    for run in runs.values():
+        axes.plot([run.metrics[policy]["greedy"] for policy in POLICIES], color=GREY, alpha=0.35, linewidth=0.8)
     means = {
-        key: [statistics.fmean(one.metrics[policy][key] for one in runs.values()) for policy in POLICIES]
+        key: [statistics.fmean(run.metrics[policy][key] for run in runs.values()) for policy in POLICIES]
         for key in ("greedy", "control")
     }
     axes.plot(means["greedy"], "o-", color=BLUE, label="mean")
-    for place, level in enumerate(means["control"][:-1]):
-        label = None if place else "control: at the best temperature, no training"
-        axes.hlines(level, place, place + 1, color=ORANGE, linestyle="--", label=label)
+    for position, level in enumerate(means["control"][:-1]):
+        label = None if position else "control: at the best temperature, no training"
+        axes.hlines(level, position, position + 1, color=ORANGE, linestyle="--", label=label)
     axes.set_xticks(range(len(POLICIES)), POLICIES)
     axes.set_ylim(0, 1.02)
     axes.legend(frameon=False, loc="center right")
@@ -264,8 +264,8 @@ def main() -> int:
     seeds = [0] if os.environ.get("SCALE") == "small" else [int(s) for s in chosen.split()] if chosen else FIXED
     runs: dict[int, Run] = {}
     with ThreadPoolExecutor(jobs) as pool:
-        for seed, one in zip(seeds, pool.map(learned, seeds), strict=True):
-            runs[seed] = one
+        for seed, item in zip(seeds, pool.map(learned, seeds), strict=True):
+            runs[seed] = item
             print(page(runs, seeds), flush=True)
             if seeds == FIXED:
                 PAGE.write_text(INTRODUCTION + page(runs, seeds))

@@ -68,8 +68,8 @@ def family(name: str) -> bool:
                 }
                 print(f"{name}, seed {seed}, {arm}: {shown}", flush=True)
             for arm in LEARNED:
-                for place, number in enumerate(changed(control, outcomes(store, f"eval_{arm}", "greedy"))):
-                    pooled[arm][place] += number
+                for position, number in enumerate(changed(control, outcomes(store, f"eval_{arm}", "greedy"))):
+                    pooled[arm][position] += number
     adds = False
     for arm, (gained, lost) in pooled.items():
         p = mcnemar(gained, lost)
@@ -85,9 +85,10 @@ def family(name: str) -> bool:
 def main() -> int:
     if not (ROOT / "build" / "smollm" / "config.json").is_file():
         raise SystemExit("there is no build/smollm; make smollm")
-    found = [family(name) for name in FILES]
+    matches = [family(name) for name in FILES]
     enough = line(
-        f"families in which DPO or GRPO adds: {sum(found)} of {len(found)}, target {FAMILIES}", sum(found) >= FAMILIES
+        f"families in which DPO or GRPO adds: {sum(matches)} of {len(matches)}, target {FAMILIES}",
+        sum(matches) >= FAMILIES,
     )
     return int(os.environ.get("CHECK") == "1" and not enough)
 

@@ -119,9 +119,9 @@ def batch(rows: pa.Table, first: int) -> pa.RecordBatch:
     number = np.arange(first, first + rows.num_rows)
     success = np.random.default_rng(first).random(rows.num_rows) < 0.3
     columns = {
-        "trajectory_id": [f"rollout-00000007-{one:08d}" for one in number.tolist()],
-        "episode_id": [f"episode-{one:08d}" for one in number.tolist()],
-        "task_id": [f"task-{one // 16:07d}" for one in number.tolist()],
+        "trajectory_id": [f"rollout-00000007-{value:08d}" for value in number.tolist()],
+        "episode_id": [f"episode-{value:08d}" for value in number.tolist()],
+        "task_id": [f"task-{value // 16:07d}" for value in number.tolist()],
         "sample_index": (number % 16).astype(np.int32),
         "level": (number // 16 % 6).astype(np.int32),
         "policy_version": (number * 100 // ROWS).astype(np.int32),
@@ -149,13 +149,13 @@ def fill(store: str) -> None:
 
 def read_some(store: str, count: int) -> None:
     random = np.random.default_rng(7).choice(ROWS, count, replace=False)
-    ids = [f"rollout-00000007-{one:08d}" for one in random.tolist()]
+    ids = [f"rollout-00000007-{number:08d}" for number in random.tolist()]
     assert TrajectoryBuffer(store).read(ids, ["input_ids", "action_mask", "logprobs"]).num_rows == count
 
 
 def digest_some(store: str, count: int) -> None:
     buffer = TrajectoryBuffer(store)
-    ids = [f"rollout-00000007-{one:08d}" for one in range(0, ROWS, ROWS // count)]
+    ids = [f"rollout-00000007-{number:08d}" for number in range(0, ROWS, ROWS // count)]
     assert buffer.digest(ids)
 
 

@@ -76,13 +76,13 @@ def fill(folder: Path, rows: int, chunk: int) -> tuple[int, int]:
 
 def spoken(table: pa.Table, tokenizer: str, vocabulary: int) -> pa.Table:
     """The rows as if sampled with this tokenizer."""
-    place = table.schema.get_field_index("input_ids")
+    position = table.schema.get_field_index("input_ids")
     column = table["input_ids"].combine_chunks()
     values = pa.array(column.values.to_numpy() % vocabulary)
     ids = pa.ListArray.from_arrays(column.offsets, values, type=column.type)
-    table = table.set_column(place, table.schema.field(place), ids)
-    place = table.schema.get_field_index("tokenizer")
-    return table.set_column(place, table.schema.field(place), pa.array([tokenizer] * len(table)))
+    table = table.set_column(position, table.schema.field(position), ids)
+    position = table.schema.get_field_index("tokenizer")
+    return table.set_column(position, table.schema.field(position), pa.array([tokenizer] * len(table)))
 
 
 def selection(ids: list[str]) -> pa.Table:

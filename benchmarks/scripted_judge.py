@@ -95,18 +95,18 @@ class Scripted(Ranking):
         if not self.alone:
             return places
         return [
-            replace(one, value=(one.value or 0.0) - rollout.scored_reward())
-            for one, rollout in zip(places, group, strict=True)
+            replace(item, value=(item.value or 0.0) - rollout.scored_reward())
+            for item, rollout in zip(places, group, strict=True)
         ]
 
-    async def ask(self, place: int, prompt: str, number: int) -> dict[str, Any]:
+    async def ask(self, position: int, prompt: str, number: int) -> dict[str, Any]:
         asked, listed, _ = prompt.split("\n\n")
         goal = json.loads(asked.split("\n")[0].partition(": ")[2]).rstrip("?").rpartition(" ")[2]
-        chance = Random(f"{place} {number} {prompt}")
+        chance = Random(f"{position} {number} {prompt}")
         walks = [json.loads(line.partition(": ")[2]) for line in listed.split("\n")]
         verdicts = [(chance.random() < self.right) == _came_to(goal, walk) for walk in walks]
-        order = sorted(range(len(walks)), key=lambda one: (not verdicts[one], chance.random()))
-        return {"ranking": [1 + one for one in order]}
+        order = sorted(range(len(walks)), key=lambda value: (not verdicts[value], chance.random()))
+        return {"ranking": [1 + item for item in order]}
 
 
 def _came_to(goal: str, walk: list[dict[str, Any]]) -> bool:

@@ -25,7 +25,7 @@ class Query:
 
 def paraphrases() -> list[Query]:
     rows = [line.split("\t") for line in PAIRS.read_text().splitlines()[1:]]
-    return [Query(said, kind, frozenset({prompt})) for kind, prompt, said in rows]
+    return [Query(text, kind, frozenset({prompt})) for kind, prompt, text in rows]
 
 
 def keywords(corpus: list[str], each: int, seed: int) -> list[Query]:
@@ -38,15 +38,15 @@ def keywords(corpus: list[str], each: int, seed: int) -> list[Query]:
         names = re.findall(r"(?<=[a-z] )[A-Z][a-z]{2,}(?: [A-Z][a-z]+)*", prompt)
         ids = re.findall(r"[\w.@/-]*(?:[a-z][-_.@]?\d|\w[_@]\w)[\w.@/-]*\w|(?<= )\d{3,}", prompt)
         rare = [word for word in words[prompt] if frequency[word] <= 3 and word.isalpha() and len(word) > 3]
-        found = {"names": names, "ids": ids, "rare words": rare}
-        said = prompt.rstrip(".?").split()
-        if len(said) > 5:
-            start = draw.randrange(len(said) - 3)
-            found["phrases"] = [" ".join(said[start : start + draw.choice((3, 4))])]
+        result = {"names": names, "ids": ids, "rare words": rare}
+        spoken = prompt.rstrip(".?").split()
+        if len(spoken) > 5:
+            start = draw.randrange(len(spoken) - 3)
+            result["phrases"] = [" ".join(spoken[start : start + draw.choice((3, 4))])]
         telling = sorted({word for word in words[prompt] if frequency[word] <= len(corpus) // 20})
         if len(telling) > 2:
-            found["several words"] = [" ".join(draw.sample(telling, draw.choice((2, 3))))]
-        for kind, texts in found.items():
+            result["several words"] = [" ".join(draw.sample(telling, draw.choice((2, 3))))]
+        for kind, texts in result.items():
             if texts and len(asked[kind]) < each:
                 asked[kind].add(draw.choice(texts))
     return [

@@ -45,8 +45,8 @@ def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> boo
 
     learned = [name + how for name in ways for how in LEARNED]
     arms = {name: Arm(name) for name in ("warm", "GRPO", "rollouts", *learned)}
-    found = {name: Arm(name) for name in ("rollouts", *ways)}
-    for setting, tasks in settings(f"{experiment} {env}", arms, found, env=env, levels=frozenset({4, 5, 6})):
+    result = {name: Arm(name) for name in ("rollouts", *ways)}
+    for setting, tasks in settings(f"{experiment} {env}", arms, result, env=env, levels=frozenset({4, 5, 6})):
         run, rows, budget = setting.harness.run, dict[str, tuple[list[Any], Spent]](), 0
         for name, way in ways.items():
             limit = {"rounds": 8 * ROUNDS, "budget_tokens": budget} if budget else {"rounds": ROUNDS}
@@ -59,15 +59,15 @@ def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> boo
         model, more = as_online(setting, others)
         arms["GRPO"].add(judged(setting, model), more)
         for name, (selections, cost) in rows.items():
-            found[name].add(solved(tasks, selections), cost)
+            result[name].add(solved(tasks, selections), cost)
             good = [successes(setting, selections)]
             for how, prefixes in LEARNED.items() if name in ways else {"": "context"}.items():
                 model, more = curated(setting, good, prefixes=prefixes)
                 arms[name + how].add(judged(setting, model), cost + more)
-        by_difficulty(others, found)
+        by_difficulty(others, result)
     print(f"\n{experiment}, {env}, levels 4 to 6: train tasks solved, of {STATES} a seed")
-    table(found)
-    met = [gain(f"{name}, {env}, train tasks", found, "rollouts", name) for name in ways]
+    table(result)
+    met = [gain(f"{name}, {env}, train tasks", result, "rollouts", name) for name in ways]
     print(f"{experiment}, {env}, levels 4 to 6: held-out success after one supervised stage on what was solved")
     table(arms)
     return all([gain(f"{name}, {env}", arms, "rollouts", name) for name in learned] + met)
@@ -88,14 +88,14 @@ def preferred() -> bool:
         for name, value in values.items():
             made = run(tree, {**grown, "value": value}, model=setting.warm, tasks=tasks)
             cost = of_continuations(made) + Spent(foreign=int(made.metrics["judged"]))
-            found = run(agentq, preferring, trajectories=[made["trajectories"]], values=[made["steps"]])
-            print(f"{name}: {found.metrics}", file=sys.stderr, flush=True)
-            model, more = trained(setting, dpo, {"beta": 0.1}, pairs=[found["pairs"]])
+            result = run(agentq, preferring, trajectories=[made["trajectories"]], values=[made["steps"]])
+            print(f"{name}: {result.metrics}", file=sys.stderr, flush=True)
+            model, more = trained(setting, dpo, {"beta": 0.1}, pairs=[result["pairs"]])
             arms[name].add(judged(setting, model), cost + more)
         others, spent = rollouts(setting, tasks, cost.sampled)
-        found = run(agentq, preferring, trajectories=others)
-        print(f"DPO, whole rollouts: {found.metrics}", file=sys.stderr, flush=True)
-        model, more = trained(setting, dpo, {"beta": 0.1}, pairs=[found["pairs"]])
+        result = run(agentq, preferring, trajectories=others)
+        print(f"DPO, whole rollouts: {result.metrics}", file=sys.stderr, flush=True)
+        model, more = trained(setting, dpo, {"beta": 0.1}, pairs=[result["pairs"]])
         arms["DPO, whole rollouts"].add(judged(setting, model), spent + more)
         model, more = as_online(setting, others)
         arms["GRPO"].add(judged(setting, model), more)
@@ -136,21 +136,21 @@ def reflected() -> bool:
 
 def solved(tasks: Any, selections: list[Any]) -> dict[str, float]:
     """Task -> whether one of these rows solved it."""
-    found = {task.task_id: 0.0 for task in tasks.read()}
-    for one in selections:
-        for row in one.table(["task_id", "success"]).to_pylist():
-            found[row["task_id"]] = max(found[row["task_id"]], float(bool(row["success"])))
-    return found
+    result = {task.task_id: 0.0 for task in tasks.read()}
+    for selection in selections:
+        for row in selection.table(["task_id", "success"]).to_pylist():
+            result[row["task_id"]] = max(result[row["task_id"]], float(bool(row["success"])))
+    return result
 
 
-def by_difficulty(rollouts: list[Any], found: dict[str, Arm]) -> None:
+def by_difficulty(rollouts: list[Any], actual: dict[str, Arm]) -> None:
     """Print what the newest run of each arm solved of the levels, with how often plain rollouts succeed at each."""
-    rows = [row for one in rollouts for row in one.table(["task_id", "level", "success"]).to_pylist()]
+    rows = [row for rollout in rollouts for row in rollout.table(["task_id", "level", "success"]).to_pylist()]
     level = {row["task_id"]: row["level"] for row in rows}
-    for one in sorted(set(level.values())):
-        plain = [bool(row["success"]) for row in rows if row["level"] == one]
-        ours = [name for name in level if level[name] == one]
-        shares = {name: sum(arm.runs[-1][task] for task in ours) / len(ours) for name, arm in found.items()}
+    for item in sorted(set(level.values())):
+        plain = [bool(row["success"]) for row in rows if row["level"] == item]
+        ours = [name for name in level if level[name] == item]
+        shares = {name: sum(arm.runs[-1][task] for task in ours) / len(ours) for name, arm in actual.items()}
         share = sum(plain) / len(plain)
-        print(f"level {one}: plain success {share:.3f}{' (below .1)' if share < 0.1 else ''}, solved: "
+        print(f"level {item}: plain success {share:.3f}{' (below .1)' if share < 0.1 else ''}, solved: "
               + ", ".join(f"{name} {value:.3f}" for name, value in shares.items()), flush=True)  # fmt: skip

@@ -26,5 +26,5 @@ def smallest(name: str, most: Mapping[str, int] = SMALLEST) -> dict[str, Any]:
     return {
         "name": f"smallest-{Path(name).name}",
         "extends": name,
-        "stages": {key: one for key, one in stages.items() if one},
+        "stages": {key: stage for key, stage in stages.items() if stage},
     }

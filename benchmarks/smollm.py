@@ -23,9 +23,9 @@ def folder_of(path: Path, folder: Path, sha256: str = SHA256) -> None:
     if not path.is_file():
         sys.exit(f"there is no file {path}")
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        sys.exit(f"{path} has the sha256 {found}, not {sha256}: it is another file, or broken; fetch it again")
+        result = hashlib.file_digest(file, "sha256").hexdigest()
+    if result != sha256:
+        sys.exit(f"{path} has the sha256 {result}, not {sha256}: it is another file, or broken; fetch it again")
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

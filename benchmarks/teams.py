@@ -64,8 +64,8 @@ def shown_both(seed: int, folder: Any) -> Setting:
             room = house.house.leads[room][("left", "right", "tunnel").index(doors[-1])]
         plan = " ".join(doors)
         told = demonstrate(house, task, 0.0, seed, f"walker-{number}", literal(shown("planner", plan)))
-        said = [Message(role=Role.USER, content=f"{task.prompt} plan?"), Message(role=Role.ASSISTANT, content=plan)]
-        spoke = {"trajectory_id": f"planner-{number}", "episode_id": f"planner-{number}", "messages": said}
+        messages = [Message(role=Role.USER, content=f"{task.prompt} plan?"), Message(role=Role.ASSISTANT, content=plan)]
+        spoke = {"trajectory_id": f"planner-{number}", "episode_id": f"planner-{number}", "messages": messages}
         plain = {"tools": "[]", "n_steps": 1, "n_tool_calls": 0}
         rows += [told, told.model_copy(update={**spoke, **plain})]
     return imitated("team", "rooms", harness, tasks, [walks, harness.trajectories(rows)], kinds=3)
@@ -84,16 +84,16 @@ def together(setting: Setting, model: Any) -> Solved:
 
     def play(tasks: Any, temperature: float) -> dict[str, float]:
         rows, _ = acted(setting, tasks, model, samples=1, sampling={"temperature": temperature})
-        found = rows.table(["task_id", "agent", "success"]).to_pylist()
-        return {row["task_id"]: float(bool(row["success"])) for row in found if row["agent"] == "walker"}
+        result = rows.table(["task_id", "agent", "success"]).to_pylist()
+        return {row["task_id"]: float(bool(row["success"])) for row in result if row["agent"] == "walker"}
 
     return measured(play, setting.dev, setting.judged)
 
 
 def tokens_of(rows: Any, agent: str) -> float:
     """Sampled tokens of a row of one agent, on average."""
-    found = rows.table(["agent", "n_action_tokens"]).to_pylist()
-    counts = [row["n_action_tokens"] for row in found if row["agent"] == agent]
+    result = rows.table(["agent", "n_action_tokens"]).to_pylist()
+    counts = [row["n_action_tokens"] for row in result if row["agent"] == agent]
     return max(1.0, sum(counts) / max(1, len(counts)))
 
 
@@ -105,6 +105,6 @@ def solved(setting: Setting, rows: Any) -> Any:
         if row["success"] and row["episode_id"] not in mine and not mine:
             mine.append(row["episode_id"])
     chosen = {name for mine in kept.values() for name in mine}
-    found = [row for row in rows.read() if row.episode_id in chosen]
-    update = [{"trajectory_id": f"kept-{number}"} for number in range(len(found))]
-    return setting.harness.trajectories([row.model_copy(update=new) for row, new in zip(found, update, strict=True)])
+    matches = [row for row in rows.read() if row.episode_id in chosen]
+    update = [{"trajectory_id": f"kept-{number}"} for number in range(len(matches))]
+    return setting.harness.trajectories([row.model_copy(update=new) for row, new in zip(matches, update, strict=True)])

@@ -152,7 +152,10 @@ def trl_grpo(policy: Any, batches: list[list[Any]], folder: str) -> Side:
 
     def padded(lists: list[list[int]], left: bool) -> Any:
         width = max(map(len, lists))
-        filled = [[0] * (width - len(one)) + one if left else one + [0] * (width - len(one)) for one in lists]
+        filled = [
+            [0] * (width - len(sequence)) + sequence if left else sequence + [0] * (width - len(sequence))
+            for sequence in lists
+        ]
         return torch.tensor(filled, device=model.device)
 
     def inputs(rows: list[Any]) -> dict[str, Any]:
@@ -161,9 +164,9 @@ def trl_grpo(policy: Any, batches: list[list[Any]], folder: str) -> Side:
         rests = [row.input_ids[start:] for row, start in zip(rows, starts, strict=True)]
         return {
             "prompt_ids": padded(prompts, True),
-            "prompt_mask": padded([[1] * len(one) for one in prompts], True),
+            "prompt_mask": padded([[1] * len(prompt) for prompt in prompts], True),
             "completion_ids": padded(rests, False),
-            "completion_mask": padded([[1] * len(one) for one in rests], False),
+            "completion_mask": padded([[1] * len(rest) for rest in rests], False),
             "tool_mask": padded([list(map(int, row.mask[s:])) for row, s in zip(rows, starts, strict=True)], False),
             "advantages": torch.tensor([row.weights[0] for row in rows], device=model.device),
             "num_items_in_batch": torch.tensor(float(sum(map(len, rests))), device=model.device),

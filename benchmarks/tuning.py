@@ -20,7 +20,7 @@ def tune(env: str) -> bool:
 
     if SPLIT != "dev":
         raise SystemExit("tune chooses settings, so it judges on dev tasks: set SPLIT=dev")
-    ways = [(name, number) for one in KEEPS for name, number in one.items()]
+    ways = [(name, number) for item in KEEPS for name, number in item.items()]
     kept = {f"{name} {number}, {lr:g}": ({name: number}, lr) for name, number in ways for lr in SFT_RATES[env]}
     rates = {f"GRPO, {lr:g}": lr for lr in RATES[env]}
     arms = {name: Arm(name) for name in ("warm", *kept, *rates)}

@@ -107,8 +107,8 @@ def repetition(browser: Any, servers: dict[str, Server], stay: dict[str, Any], t
     buffer = TrajectoryBuffer(FOLDER / "store")
 
     def opened(action: Callable[[Tab], None]) -> None:
-        with pages.table(browser, ours) as one:
-            action(one)
+        with pages.table(browser, ours) as page:
+            action(page)
 
     for name, server in servers.items():
         tried(times, name, "overview", lambda server=server: pages.overview(browser, server, times))
@@ -119,9 +119,9 @@ def repetition(browser: Any, servers: dict[str, Server], stay: dict[str, Any], t
     if other:
         tried(times, "Inspect", "trajectory", lambda: pages.inspect_sample(browser, other, times, turn, LENGTHS[0]))
     tried(times, "spans", "an element per token", lambda: pages.spans(browser, ours, times, turn, LENGTHS[0]))
-    tried(times, OURS, "task", lambda: opened(lambda one: pages.task(one, times, turn, ROWS, ATTEMPTS)))
-    tried(times, OURS, "map", lambda: opened(lambda one: pages.prompt_map(one, times)))
-    tried(times, OURS, "tree", lambda: opened(lambda one: pages.search_tree(one, times)))
+    tried(times, OURS, "task", lambda: opened(lambda page: pages.task(page, times, turn, ROWS, ATTEMPTS)))
+    tried(times, OURS, "map", lambda: opened(lambda page: pages.prompt_map(page, times)))
+    tried(times, OURS, "tree", lambda: opened(lambda page: pages.search_tree(page, times)))
     tried(times, OURS, "commits", lambda: pages.commits(browser, ours, times, buffer, COMMITS))
     if "Phoenix" in stay:
         tried(times, "Phoenix", "commits", lambda: pages.phoenix_commits(*stay["Phoenix"], times, 2))
@@ -130,15 +130,15 @@ def repetition(browser: Any, servers: dict[str, Server], stay: dict[str, Any], t
 def processor_times(browser: Any, ours: Server, times: Times) -> None:
     """Pages that are much work once more, for the processor time of their longest task."""
     work: dict[str, Callable[[Tab], None]] = {
-        "task": lambda one: pages.task(one, Times(), 0, ROWS, ATTEMPTS),
-        "map": lambda one: pages.prompt_map(one, Times()),
-        "tree": lambda one: pages.search_tree(one, Times()),
+        "task": lambda page: pages.task(page, Times(), 0, ROWS, ATTEMPTS),
+        "map": lambda page: pages.prompt_map(page, Times()),
+        "tree": lambda page: pages.search_tree(page, Times()),
     }
-    work |= {f"{n:,} tokens": lambda one, n=n: pages.read(one, n) for n in LENGTHS}
+    work |= {f"{n:,} tokens": lambda page, n=n: pages.read(page, n) for n in LENGTHS}
 
     def measure(name: str) -> None:
-        with pages.table(browser, ours) as one, traced(browser, one, times, f"processor time: {name}"):
-            work[name](one)
+        with pages.table(browser, ours) as page, traced(browser, page, times, f"processor time: {name}"):
+            work[name](page)
 
     for name in list(work)[-1 if SMALL else 0 :]:
         tried(times, OURS, f"{name}, traced", lambda name=name: measure(name))
@@ -176,23 +176,23 @@ def below(what: str, value: float, limit: float, unit: str, digits: int = 0) -> 
     report(what, f"{value:,.{digits}f} {unit}", f"< {limit:g} {unit}", value < limit)
 
 
-def against(times: Times, what: str, side: str, least: float, said: str = "") -> None:
+def against(times: Times, what: str, side: str, least: float, label: str = "") -> None:
     """How many times as long, or as much, another side took in the median."""
     if times.has(what, side) and times.has(what):
         theirs, mine = times.median(what, side), times.median(what)
         note = f"; p95 {times.p95(what, side):,.0f}"
         report(
-            f"  {side}{said}: {theirs:,.0f}{note}", f"{theirs / mine:,.1f}x", f">= {least:g}x", theirs / mine >= least
+            f"  {side}{label}: {theirs:,.0f}{note}", f"{theirs / mine:,.1f}x", f">= {least:g}x", theirs / mine >= least
         )
 
 
-def told(times: Times, what: str, said: str, limit: float, by: str = "median") -> None:
+def told(times: Times, what: str, label: str, limit: float, by: str = "median") -> None:
     if not times.has(what):
-        report(said, "never came", f"< {limit:g} ms", False)
+        report(label, "never came", f"< {limit:g} ms", False)
         return
     value = getattr(times, by)(what)
     other = f"p95 {times.p95(what):,.0f}" if by == "median" else f"median {times.median(what):,.0f}"
-    below(f"{said}, {by}; {other}", value, limit, "ms")
+    below(f"{label}, {by}; {other}", value, limit, "ms")
 
 
 def table(times: Times) -> None:
@@ -209,8 +209,8 @@ def table(times: Times) -> None:
     told(times, "long by address", "  by its address, empty cache", 400)
     against(times, "long by address", "Inspect", 5, ", no lens")
     told(times, "longest row", f"open {LENGTHS[1]:,} tokens under a lens, by a link", 1000)
-    for what, said in (("lens", "change the lens"), ("jump", "jump to the last token")):
-        told(times, what, f"{said} of {LENGTHS[0]:,} tokens", 100)
+    for what, label in (("lens", "change the lens"), ("jump", "jump to the last token")):
+        told(times, what, f"{label} of {LENGTHS[0]:,} tokens", 100)
         against(times, what, "spans", 20, ", an element per token")
     told(times, "task", f"task with {ATTEMPTS:,} attempts, two aligned", 300)
     told(times, "commit", "commit -> row on the screen", 1500, "p95")
@@ -224,16 +224,16 @@ def table(times: Times) -> None:
         report("  Trackio, growth of the heap", f"{times.median('live heap', 'Trackio'):.1f} MiB")
     servers(times)
     tasks(times)
-    for what, said in (("map", "map of the prompts"), ("wheel", "  nearer, by the wheel")):
-        figure(times, what, said)
-    for what, said in (("tree", f"search tree of {data.NODES:,} nodes"), ("node", "  the next node, by a key")):
-        figure(times, what, said)
+    for what, label in (("map", "map of the prompts"), ("wheel", "  nearer, by the wheel")):
+        figure(times, what, label)
+    for what, label in (("tree", f"search tree of {data.NODES:,} nodes"), ("node", "  the next node, by a key")):
+        figure(times, what, label)
 
 
-def figure(times: Times, what: str, said: str) -> None:
+def figure(times: Times, what: str, label: str) -> None:
     """A line without a target."""
     if times.has(what):
-        report(f"{said}, median; p95 {times.p95(what):,.0f}", f"{times.median(what):,.0f} ms")
+        report(f"{label}, median; p95 {times.p95(what):,.0f}", f"{times.median(what):,.0f} ms")
 
 
 def servers(times: Times) -> None:
@@ -283,7 +283,7 @@ def main() -> None:
                 times,
                 side.name,
                 "start",
-                lambda name=side.name, one=started: running.update({name: stack.enter_context(one)}),
+                lambda name=side.name, page=started: running.update({name: stack.enter_context(page)}),
             )
         stay: dict[str, Any] = {}
         opened = {

@@ -122,10 +122,10 @@ class Tab:
 
 
 @contextmanager
-def traced(browser: Any, one: Tab, times: Times, what: str) -> Iterator[None]:
+def traced(browser: Any, page: Tab, times: Times, what: str) -> Iterator[None]:
     """Adds the milliseconds of processor time of the longest task of the main thread meanwhile, which unlike its
     duration does not grow with other load of the machine."""
-    browser.start_tracing(page=one.page, categories=["toplevel"])
+    browser.start_tracing(page=page.page, categories=["toplevel"])
     yield
     events = json.loads(browser.stop_tracing())["traceEvents"]
     names = ((event, event["args"]["name"]) for event in events if event["name"] == "thread_name")

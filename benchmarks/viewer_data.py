@@ -145,8 +145,8 @@ def _attempts(count: int, first: int) -> pa.Table:
     ids = table["input_ids"].combine_chunks()
     values = ids.flatten().to_numpy().copy()
     starts = ids.offsets.to_numpy()[:-1]
-    for place in range(64):
-        values[starts + place] = values[place]
+    for position in range(64):
+        values[starts + position] = values[position]
     same = {
         "task_id": pa.array([MANY] * count),
         "group_id": pa.array([MANY] * count),

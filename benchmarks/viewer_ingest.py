@@ -88,10 +88,10 @@ class _Many:
 
     def add(self, row: Row) -> None:
         messages = [
-            {"role": one["role"], "content": one["content"]}
-            | ({"function": one["name"] or "find"} if one["role"] == "tool" else {})
-            | ({"tool_calls": [_call(call) for call in one["tool_calls"]]} if one["tool_calls"] else {})
-            for one in row["messages"]
+            {"role": message["role"], "content": message["content"]}
+            | ({"function": message["name"] or "find"} if message["role"] == "tool" else {})
+            | ({"tool_calls": [_call(call) for call in message["tool_calls"]]} if message["tool_calls"] else {})
+            for message in row["messages"]
         ]
         score = {"exact": {"value": row["reward"], "metadata": {"success": row["success"]}}}
         own = {"id": row["trajectory_id"], "input": row["prompt"], "scores": score, "metadata": _kept(row)}
@@ -160,14 +160,16 @@ def _sample(row: Row) -> Any:
     from inspect_ai.tool import ToolCall
 
     messages: list[Any] = []
-    for one in row["messages"]:
-        if one["role"] == "assistant":
-            calls = [ToolCall(**_call(call)) for call in one["tool_calls"]]
-            messages.append(ChatMessageAssistant(content=one["content"], tool_calls=calls or None, source="generate"))
-        elif one["role"] == "tool":
-            messages.append(ChatMessageTool(content=one["content"], function=one["name"] or "find"))
+    for message in row["messages"]:
+        if message["role"] == "assistant":
+            calls = [ToolCall(**_call(call)) for call in message["tool_calls"]]
+            messages.append(
+                ChatMessageAssistant(content=message["content"], tool_calls=calls or None, source="generate")
+            )
+        elif message["role"] == "tool":
+            messages.append(ChatMessageTool(content=message["content"], function=message["name"] or "find"))
         else:
-            messages.append(ChatMessageUser(content=one["content"], source="input"))
+            messages.append(ChatMessageUser(content=message["content"], source="input"))
     return EvalSample(
         id=row["trajectory_id"],
         epoch=1,
@@ -209,7 +211,7 @@ def spans(url: str, rows: Iterator[Row], limit: float, some: int) -> int:
 
 def late(url: str) -> None:
     """Says the id of the project, and the time after each post."""
-    print(next(one["id"] for one in projects(url) if one["name"] == "default"), flush=True)
+    print(next(project["id"] for project in projects(url) if project["name"] == "default"), flush=True)
     for number, line in enumerate(sys.stdin):
         span = _span(EXAMPLE, LATE + number, time.time_ns())
         span.name = line.strip()
@@ -244,7 +246,7 @@ def projects(url: str) -> list[dict[str, Any]]:
 
 def count(url: str) -> int:
     """Traces that the server has."""
-    return sum(int(one["traceCount"]) for one in projects(url))
+    return sum(int(project["traceCount"]) for project in projects(url))
 
 
 def wait(url: str, least: int, limit: float) -> int:
@@ -262,11 +264,11 @@ def wait(url: str, least: int, limit: float) -> int:
     return now
 
 
-def _post(url: str, found: list[Any], tries: int = 600) -> None:
+def _post(url: str, actual: list[Any], tries: int = 600) -> None:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     body = ExportTraceServiceRequest()
-    body.resource_spans.add().scope_spans.add().spans.extend(found)
+    body.resource_spans.add().scope_spans.add().spans.extend(actual)
     headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip"}
     for _ in range(tries):
         packed = gzip.compress(body.SerializeToString(), 1)
@@ -292,9 +294,9 @@ def _span(row: Row, number: int, start: int) -> Any:
         "llm.token_count.total": row["n_tokens"],
         "metadata": json.dumps({name: row[name] for name in METADATA}),
     }
-    for place, message in enumerate(row["messages"][:-1]):
-        values[f"llm.input_messages.{place}.message.role"] = message["role"]
-        values[f"llm.input_messages.{place}.message.content"] = message["content"]
+    for position, message in enumerate(row["messages"][:-1]):
+        values[f"llm.input_messages.{position}.message.role"] = message["role"]
+        values[f"llm.input_messages.{position}.message.content"] = message["content"]
     values["llm.output_messages.0.message.role"] = "assistant"
     values["llm.output_messages.0.message.content"] = row["messages"][-1]["content"]
     attributes = [

@@ -87,7 +87,7 @@ class Server:
         import psutil
 
         process = psutil.Process(self.process.pid)
-        return sum(_peak(one.pid) for one in [process, *process.children(recursive=True)]) / 2**20
+        return sum(_peak(item.pid) for item in [process, *process.children(recursive=True)]) / 2**20
 
 
 def _peak(pid: int) -> int:
@@ -138,8 +138,8 @@ def get(url: str) -> bytes:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 # feeding
@@ -172,7 +172,7 @@ def _fed(done: Path, command: list[str], rows: Iterable[bytes]) -> dict[str, Any
             process.stdin.close()
         except BrokenPipeError:  # it takes no more
             process.stdin = None
-        said = process.stdout.read().decode()
-    assert process.returncode == 0, said
-    done.write_text(said.strip().splitlines()[-1])
+        text = process.stdout.read().decode()
+    assert process.returncode == 0, text
+    done.write_text(text.strip().splitlines()[-1])
     return dict(json.loads(done.read_text()))

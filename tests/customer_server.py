@@ -11,7 +11,7 @@ REFUSES = "refuse" in sys.argv
 
 def reply(messages: list[dict[str, str]]) -> str:
     about, heard = messages[0]["content"], messages[-1]["content"].lower()
-    before = [one["content"].lower() for one in messages[:-1] if one["role"] == "user"]
+    before = [message["content"].lower() for message in messages[:-1] if message["role"] == "user"]
     wishes = re.findall(r"^\d+\. (.*) It is order (A\d+)\.(?: The new address is (.*)\.)?$", about, re.M)
     at = sum("anything else" in text for text in before)
     _, order, address = wishes[at]

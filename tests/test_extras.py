@@ -159,13 +159,13 @@ def test_a_program_works_with_the_wheel_and_the_extra_that_it_asks_for(
 ) -> None:
     case = CASES[extra]
     python = over(base, tmp_path / "venv")
-    code, said = called(python, tmp_path, prelude + case.program)
-    assert case.says not in said
-    hint = re.search(refusal(extra), said)
-    assert hint, said
+    code, text = called(python, tmp_path, prelude + case.program)
+    assert case.says not in text
+    hint = re.search(refusal(extra), text)
+    assert hint, text
     install(base, python, *shlex.split(hint[0])[2:])
-    code, said = called(python, tmp_path, prelude + case.program)
-    assert case.says in said
+    code, text = called(python, tmp_path, prelude + case.program)
+    assert case.says in text
     assert code == 0
 
 
@@ -174,5 +174,5 @@ def test_a_program_works_with_the_wheel_and_the_extra_that_it_asks_for(
 def test_tools_of_the_house_are_installed_by_their_extra(base: Path, prelude: str, tmp_path: Path, extra: str) -> None:
     python = over(base, tmp_path / "venv")
     install(base, python, f"agentrl-engine[{extra}]")
-    code, said = called(python, tmp_path, prelude + TOOLS[extra])
-    assert code == 0, said
+    code, text = called(python, tmp_path, prelude + TOOLS[extra])
+    assert code == 0, text

@@ -169,9 +169,9 @@ def test_the_whole_quickstart_runs_from_the_wheel(python: Path, project: Path) -
 def test_an_installation_has_one_name(python: Path, project: Path) -> None:
     (project / "empty").mkdir()
     find = "import importlib.util as u; print([n for n in %r if u.find_spec(n)], u.find_spec('agentrl').origin)"
-    found = called(python, project / "empty", "-c", find % (PARTS,))
-    assert found.startswith("[] "), found
-    assert str(python.parents[1]) in found
+    result = called(python, project / "empty", "-c", find % (PARTS,))
+    assert result.startswith("[] "), result
+    assert str(python.parents[1]) in result
     checked = called(python, project / "empty", "-m", "agentrl.flows.cli", "validate", "methods/dagger")
     assert "methods/dagger/pipeline.yaml: pipeline dagger is valid" in checked
 

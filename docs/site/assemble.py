@@ -29,12 +29,12 @@ Pages = dict[str, str]
 
 def sources() -> dict[Path, str]:
     """The path on the site of each page in the repository, by its path there."""
-    found = {path: str(path.relative_to("docs")) for path in _below("docs", "**/*.md") if SITE not in path.parents}
-    found |= {path: f"results/{path.name}" for path in _below("benchmarks/results", "*.md")}
-    found |= {path: f"explanations/methods/{path.parts[-2]}.md" for path in _below("pipelines/methods", "*/README.md")}
-    found |= {path: f"how-to/examples/{path.parts[-2]}.md" for path in _below("examples", "*/README.md")}
-    found |= {Path(name): name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md")}
-    return {path: re.sub(r"(^|/)README\.md$", r"\1index.md", target) for path, target in found.items()}
+    result = {path: str(path.relative_to("docs")) for path in _below("docs", "**/*.md") if SITE not in path.parents}
+    result |= {path: f"results/{path.name}" for path in _below("benchmarks/results", "*.md")}
+    result |= {path: f"explanations/methods/{path.parts[-2]}.md" for path in _below("pipelines/methods", "*/README.md")}
+    result |= {path: f"how-to/examples/{path.parts[-2]}.md" for path in _below("examples", "*/README.md")}
+    result |= {Path(name): name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md")}
+    return {path: re.sub(r"(^|/)README\.md$", r"\1index.md", target) for path, target in result.items()}
 
 
 def _below(folder: str, pattern: str) -> list[Path]:

@@ -10,11 +10,11 @@ Entry = tuple[str, str, str]
 
 def entries(navigation: list[Any], section: str = "") -> list[Entry]:
     """The pages of the navigation in order; pages below a heading belong to the section that it is in."""
-    found: list[Entry] = []
+    matches: list[Entry] = []
     for item in navigation:
         [(label, below)] = item.items()
-        found += [(section or label, label, below)] if isinstance(below, str) else entries(below, section or label)
-    return found
+        matches += [(section or label, label, below)] if isinstance(below, str) else entries(below, section or label)
+    return matches
 
 
 def first_sentence(text: str) -> str:

@@ -164,10 +164,10 @@ def choice_pages(choices: Mapping[str, Sequence[OneOf]]) -> Pages:
         text = [f"# {kind.capitalize()}\n", f"Chosen by `{marks[0].key}`, or by its name alone: {RULE}"]
         text.append(f"({'; or '.join(dict.fromkeys(mark.rule for mark in marks))}).\n")
         for name, mark in sorted(ours.items()):
-            found = mark.find(name)
-            model = found if issubclass(found, BaseModel) else settings_class(found, kind)
+            choice = mark.find(name)
+            model = choice if issubclass(choice, BaseModel) else settings_class(choice, kind)
             settings = [row for row in rows(model) if row.key != mark.key]
-            text.append(f'\n<a id="{name}"></a>\n\n## {name}\n\n{prose(found.__doc__)}\n\n')
+            text.append(f'\n<a id="{name}"></a>\n\n## {name}\n\n{prose(choice.__doc__)}\n\n')
             text.append(table(settings, "", f"{name}."))
             for row in settings:
                 if (
@@ -212,8 +212,8 @@ def _option(parameter: Any) -> str:
     names = [*parameter.opts, *parameter.secondary_opts]
     shown = ", ".join(f"`{name if name[0] == '-' else name.upper()}`" for name in names)
     kinds = {"bool": "flag", "str": "text", "int": "integer", "float": "number", "Path": "path"}
-    found = re.findall(r"\w+", str(getattr(parameter.type_descriptor, "annotation", "")).replace("<class", ""))
-    kind = next((kinds[word] for word in reversed(found) if word in kinds), "text")
+    matches = re.findall(r"\w+", str(getattr(parameter.type_descriptor, "annotation", "")).replace("<class", ""))
+    kind = next((kinds[word] for word in reversed(matches) if word in kinds), "text")
     several = ", several" if parameter.multiple or parameter.nargs == -1 else ""
     value = parameter.default
     default = f"`{value}`" if isinstance(value, str | int | float) and not isinstance(value, bool) else ""

@@ -18,9 +18,9 @@ def row(name: str, tokens: int) -> Trajectory:
 
 def test_an_outlier_moves_no_other_rollout() -> None:
     rows = [row(f"r-{number}", 2 + number) for number in range(3)]
-    step = Experience(rows, ["g"] * 3, np.array([0.0, 1.0, 9.0]), [[0.0] * len(one.input_ids) for one in rows])
-    found = MedianBaseline(type="mine", scale=2.0).advantages(step)
-    assert [one.tolist() for one in found.tokens] == [[-2.0] * 2, [0.0] * 3, [16.0] * 4]
+    step = Experience(rows, ["g"] * 3, np.array([0.0, 1.0, 9.0]), [[0.0] * len(row.input_ids) for row in rows])
+    advantages = MedianBaseline(type="mine", scale=2.0).advantages(step)
+    assert [values.tolist() for values in advantages.tokens] == [[-2.0] * 2, [0.0] * 3, [16.0] * 4]
 
 
 def test_the_gradient_of_the_gate_is_that_of_the_plain_policy_gradient_on_policy() -> None:

@@ -10,14 +10,14 @@ def test_it_asks_for_the_innermost_relation_first_and_answers_with_what_it_found
     engine = Program(type="mine", hasty=0).build(None)
     session = engine.open()
     session.messages.append(Message(role=Role.USER, content="city of the boss of Ann?"))
-    said = []
+    messages = []
     for answer in ("Bob", "Rome", ""):
         turn = asyncio.run(engine.turn(session, Sampling(), stop=[], seed=0))
         assert turn.message is not None
-        said.append(turn.message)
+        messages.append(turn.message)
         session.messages += [turn.message, Message(role=Role.TOOL, content=answer)]
-    assert [call.arguments for message in said for call in message.tool_calls] == [
+    assert [call.arguments for message in messages for call in message.tool_calls] == [
         '{"who": "Ann", "rel": "boss"}',
         '{"who": "Bob", "rel": "city"}',
     ]
-    assert said[-1].content == "Rome"
+    assert messages[-1].content == "Rome"

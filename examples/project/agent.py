@@ -37,16 +37,16 @@ async def answer(client: AsyncOpenAI, model: str, case: dict[str, Any]) -> str:
     messages: list[Any] = [{"role": "user", "content": case["question"]}]
     for _ in range(5):
         reply = await client.chat.completions.create(model=model, messages=messages, tools=[TOOL])  # type: ignore[list-item]
-        said = reply.choices[0].message
-        messages.append(said.model_dump(exclude_none=True))
-        if not said.tool_calls:
-            return said.content or ""
-        for call in said.tool_calls:
+        message = reply.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            return message.content or ""
+        for call in message.tool_calls:
             try:
-                found = find(case["facts"], **json.loads(call.function.arguments))
+                text = find(case["facts"], **json.loads(call.function.arguments))
             except (ValueError, TypeError):
-                found = "find takes who and rel"
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
+                text = "find takes who and rel"
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
     return ""
 
 

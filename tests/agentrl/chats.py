@@ -31,8 +31,8 @@ def call(number: int, name: str, q: str) -> ToolCall:
     return ToolCall(id=f"call_{number}", name=name, arguments=json.dumps({"q": q}))
 
 
-def answers(one: ToolCall, text: str) -> Message:
-    return Message(role=Role.TOOL, content=text, tool_call_id=one.id, name=one.name)
+def answers(call: ToolCall, text: str) -> Message:
+    return Message(role=Role.TOOL, content=text, tool_call_id=call.id, name=call.name)
 
 
 FIND, LOOK = call(0, "find", 'Zoë\'s "town"'), call(1, "look", "a\nb")

@@ -150,7 +150,7 @@ class Speaker:
         await asyncio.sleep(self.seconds)
         number = sum(message.role is Role.ASSISTANT for message in session.messages)
         word = (session.messages[0].content.split(",") + ["done"] * 99)[number]
-        names = [one["function"]["name"] for one in json.loads(session.tools)]
+        names = [item["function"]["name"] for item in json.loads(session.tools)]
         name, _, item = word.partition(" ")
         call = ToolCall(id=f"call_{number}", name=name, arguments=json.dumps({"item": item} if item else {}))
         message = Message(role=Role.ASSISTANT, tool_calls=[call]) if name in names else Message(

@@ -35,8 +35,8 @@ def call(name: str, **arguments: Any) -> ToolCall:
 
 def row(answer: str | None = "Paris", *calls: ToolCall, **columns: Any) -> Trajectory:
     messages = [Message(role=Role.USER, content="capital of France?")]
-    for one in calls:
-        messages += [Message(role=Role.ASSISTANT, tool_calls=[one]), Message(role=Role.TOOL, content="ok")]
+    for call in calls:
+        messages += [Message(role=Role.ASSISTANT, tool_calls=[call]), Message(role=Role.TOOL, content="ok")]
     if answer is not None:
         messages.append(Message(role=Role.ASSISTANT, content=answer))
     columns = {"reward": 1.0, "success": True, "termination": Termination.ANSWERED, "tools": TOOLS, **columns}
@@ -47,17 +47,17 @@ def row(answer: str | None = "Paris", *calls: ToolCall, **columns: Any) -> Traje
     )  # fmt: skip
 
 
-def grade(one: Reward, rollout: Trajectory, task: Task = TASK) -> tuple[float | None, dict[str, float]]:
-    [found] = asyncio.run(one.grades([rollout], task))
-    return found.value, dict(found.details)
+def grade(reward: Reward, rollout: Trajectory, task: Task = TASK) -> tuple[float | None, dict[str, float]]:
+    [result] = asyncio.run(reward.grades([rollout], task))
+    return result.value, dict(result.details)
 
 
-def value(one: Reward, rollout: Trajectory, task: Task = TASK) -> float | None:
-    return grade(one, rollout, task)[0]
+def value(reward: Reward, rollout: Trajectory, task: Task = TASK) -> float | None:
+    return grade(reward, rollout, task)[0]
 
 
-def values(one: Reward, rollouts: list[Trajectory], task: Task = TASK) -> list[float | None]:
-    return [found.value for found in asyncio.run(one.grades(rollouts, task))]
+def values(reward: Reward, rollouts: list[Trajectory], task: Task = TASK) -> list[float | None]:
+    return [result.value for result in asyncio.run(reward.grades(rollouts, task))]
 
 
 def with_truth(truth: Any, **metadata: Any) -> Task:

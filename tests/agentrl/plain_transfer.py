@@ -82,7 +82,7 @@ class PlainTrainer(TrainerWeightTransferEngine[TrainerInfo]):
 
     def send_weights(self) -> None:
         assert self.source is not None
-        names = [one.name for one in self.source.metadata()]
+        names = [entry.name for entry in self.source.metadata()]
         self.client.start_weight_update()
         with ThreadPoolExecutor(1) as pool:
             told = pool.submit(self.client.update_weights, {"names": names})

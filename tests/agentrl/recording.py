@@ -92,8 +92,8 @@ class ScriptedTokens:
             self.under_way -= 1
         length, left = self._left.pop(session, (0, []))
         if length != len(session.ids):  # another turn, after one that was not sampled to its end
-            said = self.says(str(self.policy.tokenizer.decode(session.ids)))
-            message = Message(role=Role.ASSISTANT, content=said) if isinstance(said, str) else said
+            text = self.says(str(self.policy.tokenizer.decode(session.ids)))
+            message = Message(role=Role.ASSISTANT, content=text) if isinstance(text, str) else text
             left = self.policy.codec.assistant(message)
         ids, rest = left[: sampling.max_turn_tokens], left[sampling.max_turn_tokens :]
         self._known[session] = len(session.ids) + len(ids)
@@ -166,8 +166,8 @@ class Served:
 
     def on_loop(self, call: Callable[[], Any]) -> Any:
         async def made() -> Any:
-            found = call()
-            return await found if asyncio.iscoroutine(found) else found
+            result = call()
+            return await result if asyncio.iscoroutine(result) else result
 
         return asyncio.run_coroutine_threadsafe(made(), self._loop).result(20)
 
@@ -204,11 +204,11 @@ def served(
     limits = {"max_tokens": settings.pop("room", 4000), "max_turn_tokens": settings.pop("turn_tokens", 200)}
     sampler = Sampler(engine, policy, Sampling(**limits), 60.0, 0)
     episodes = Episodes(folder, store or RowsInMemory(), policy.name, policy.tokenizer_fingerprint)
-    one = Served(Recorder(sampler, policy.name, episodes, RecorderSettings(**settings)), host)
+    server = Served(Recorder(sampler, policy.name, episodes, RecorderSettings(**settings)), host)
     try:
-        yield one
+        yield server
     finally:
-        one.end()
+        server.end()
 
 
 def calls(city: str, reasoning: str | None = None) -> Message:
@@ -216,10 +216,10 @@ def calls(city: str, reasoning: str | None = None) -> Message:
     return Message(role=Role.ASSISTANT, reasoning=reasoning, tool_calls=[call])
 
 
-def agent(said: str) -> Message | str:
+def agent(text: str) -> Message | str:
     """Looks the weather up, and answers."""
     return (
-        "Sunny." if said.rstrip().endswith("</tool_response><|im_end|>\n<|im_start|>assistant") else calls("Rome", "hm")
+        "Sunny." if text.rstrip().endswith("</tool_response><|im_end|>\n<|im_start|>assistant") else calls("Rome", "hm")
     )
 
 
@@ -228,7 +228,7 @@ def sampled(policy: Policy, row: Trajectory) -> list[str]:
     ids = zip(row.input_ids, row.action_mask, strict=True)
     return [
         policy.tokenizer.decode([token for token, _ in run])
-        for own, run in itertools.groupby(ids, key=lambda one: one[1])
+        for own, run in itertools.groupby(ids, key=lambda value: value[1])
         if own
     ]
 
@@ -238,7 +238,7 @@ def check(policy: Policy, row: Trajectory) -> None:
     table = to_table([row], TRAJECTORY_SCHEMA)
     assert table.num_rows == 1
     assert len(row.input_ids) == len(row.action_mask) == len(row.logprobs) == row.n_tokens
-    assert all(math.isnan(one) != own for one, own in zip(row.logprobs, row.action_mask, strict=True))
+    assert all(math.isnan(logprob) != own for logprob, own in zip(row.logprobs, row.action_mask, strict=True))
     assert row.messages[-1].token_end == row.n_tokens
     for message in row.messages:
         assert message.token_start is not None
@@ -247,10 +247,10 @@ def check(policy: Policy, row: Trajectory) -> None:
             assert (read.content, read.tool_calls) == (message.content, message.tool_calls)
 
 
-def chat(client: openai.OpenAI, *said: str, system: str | None = None) -> str:
+def chat(client: openai.OpenAI, *text: str, system: str | None = None) -> str:
     """The answer to a conversation whose turns alternate."""
     messages: list[Any] = [{"role": "system", "content": system}] if system else []
-    messages += [{"role": ("user", "assistant")[n % 2], "content": one} for n, one in enumerate(said)]
+    messages += [{"role": ("user", "assistant")[n % 2], "content": entry} for n, entry in enumerate(text)]
     return client.chat.completions.create(model="tiny", messages=messages).choices[0].message.content or ""
 
 

@@ -32,11 +32,11 @@ def work(prompt, system=""):  # type: ignore[no-untyped-def]
     messages = [{"role": "system", "content": system}] if system else []
     messages += [{"role": "user", "content": prompt}]
     while True:
-        said = ask(messages) or ""
-        if not said.startswith("run: "):
-            return said
-        ran = subprocess.run(["sh", "-c", said[5:]], capture_output=True, text=True, timeout=60)
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": ran.stdout[-200:] or "ok"}]
+        text = ask(messages) or ""
+        if not text.startswith("run: "):
+            return text
+        ran = subprocess.run(["sh", "-c", text[5:]], capture_output=True, text=True, timeout=60)
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": ran.stdout[-200:] or "ok"}]
 
 
 task = sys.stdin.read()
@@ -49,11 +49,11 @@ if how == "key":
     told = [refused(key="run-0123"), refused(key=""), refused(base="http://127.0.0.1:9/v1")]
     with open("told.json", "w") as file:
         json.dump(told, file)
-said = work(task)
+text = work(task)
 if how in ("helper", "both"):
     work("help with " + task, system="You are the helper.")
 if how == "crash":
     os.kill(os.getpid(), 11)
 if how == "hang":
     time.sleep(1000)
-print("ended with", said)
+print("ended with", text)

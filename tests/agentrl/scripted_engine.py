@@ -25,10 +25,10 @@ class Scripted:
 
     async def turn(self, session: Session, sampling: Sampling, *, stop: Sequence[int], seed: int, **_: Any) -> Turn:
         number = sum(message.role is Role.ASSISTANT for message in session.messages)
-        said = self.turns[min(number, len(self.turns) - 1)]
-        if isinstance(said, str):
-            return Turn([], [], [], "stop", Message(role=Role.ASSISTANT, content=said))
-        [(name, arguments)] = said.items()
+        text = self.turns[min(number, len(self.turns) - 1)]
+        if isinstance(text, str):
+            return Turn([], [], [], "stop", Message(role=Role.ASSISTANT, content=text))
+        [(name, arguments)] = text.items()
         call = ToolCall(id=f"call_{number}", name=name, arguments=json.dumps(arguments))
         return Turn([], [], [], "stop", Message(role=Role.ASSISTANT, tool_calls=[call]))
 

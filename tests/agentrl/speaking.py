@@ -42,9 +42,9 @@ def speaking(policy: Policy) -> Iterator[list[Speaking]]:
     """Two servers, which end with the block."""
     made = [Speaking(policy), Speaking(policy)]
     yield made
-    for one in made:
-        one.shutdown()
-        one.server_close()
+    for row in made:
+        row.shutdown()
+        row.server_close()
 
 
 class Handler(JsonHandler):
@@ -113,12 +113,12 @@ class Handler(JsonHandler):
     def scored(self, model: Any, ids: list[int]) -> dict[str, Any]:
         with torch.inference_mode():
             logits = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-        found = [None] + [
-            {str(token): {"logprob": float(logits[place, token]) + self.server.shift}}
-            for place, token in enumerate(ids[1:])
+        result = [None] + [
+            {str(token): {"logprob": float(logits[position, token]) + self.server.shift}}
+            for position, token in enumerate(ids[1:])
         ]
-        one = {"weight_versions": [{"version": self.server.label, "start": 0, "end": 1}]}
-        return {"choices": [one], "prompt_logprobs": found}
+        item = {"weight_versions": [{"version": self.server.label, "start": 0, "end": 1}]}
+        return {"choices": [item], "prompt_logprobs": result}
 
 
 async def turn(engine: VLLMEngine, root: str = "", time_limit: float | None = None) -> Any:
@@ -129,7 +129,7 @@ async def turn(engine: VLLMEngine, root: str = "", time_limit: float | None = No
 
 async def settled(engine: VLLMEngine) -> None:
     for _ in range(200):
-        if all(one.state == "serving" for one in engine.replicas):
+        if all(replica.state == "serving" for replica in engine.replicas):
             return
         await asyncio.sleep(0.05)
-    raise AssertionError([one.state for one in engine.replicas])
+    raise AssertionError([replica.state for replica in engine.replicas])

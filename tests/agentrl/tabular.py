@@ -69,6 +69,6 @@ def state_of(messages: Sequence[Message]) -> tuple[str, str]:
 
 def exact(row: Trajectory, boundary: int, policy: TabularPolicy, messages: int = 12) -> float:
     """The value of the state of a row before its turn number ``boundary``."""
-    turns = [place for place, message in enumerate(row.messages) if message.role is Role.ASSISTANT]
+    turns = [position for position, message in enumerate(row.messages) if message.role is Role.ASSISTANT]
     room, goal = state_of(row.messages[: turns[boundary]])
     return values(HOME, goal, policy, messages)[messages - boundary][HOME.numbers[room]]

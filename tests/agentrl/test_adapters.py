@@ -92,10 +92,10 @@ class TestMcp:
         assert "text" in wrong
         assert unknown == "no tool erase; there are read, write"
         assert (row.n_tool_calls, row.n_tool_errors) == (5, 3)
-        [write, read] = [one["function"] for one in json.loads(row.tools)]
+        [write, read] = [tool["function"] for tool in json.loads(row.tools)]
         assert (write["name"], write["description"], read["name"]) == ("write", "Write a note.", "read")
         assert write["parameters"]["required"] == ["name", "text"]
-        assert not [one for one in psutil.Process().children(recursive=True) if "server.py" in str(one.cmdline())]
+        assert not [child for child in psutil.Process().children(recursive=True) if "server.py" in str(child.cmdline())]
 
     def test_the_state_of_the_server_is_verified(self, settings: dict[str, Any]) -> None:
         environment = self.environment({**settings, "state_tool": "state", "env": {"GREETING": "hi"}})
@@ -103,7 +103,7 @@ class TestMcp:
         [row] = play(environment, task, {"write": {"name": "a", "text": "hello"}}, "done")
         assert (row.success, row.reward) == (True, 1.0)
         assert json.loads(row.final_state)["server"]["notes"] == {"a": "hello"}
-        assert "state" not in [one["function"]["name"] for one in json.loads(row.tools)]
+        assert "state" not in [tool["function"]["name"] for tool in json.loads(row.tools)]
         [row] = play(environment, task, "done, all of it")
         assert (row.success, row.reward) == (False, 0.5), "a bare Done fails"
         [row] = play(environment, self.task(None), "done")
@@ -174,7 +174,7 @@ class TestGymnasium:
         assert not ids["train"] & {task.task_id for task in environment.tasks({"train": 3}, seed=2)["train"]}
         way = ["down", "down", "right", "right", "down", "right"]
         task = splits["train"][0]
-        [row] = play(environment, task, *({"act": {"action": one}} for one in way))
+        [row] = play(environment, task, *({"act": {"action": move}} for move in way))
         assert (row.success, row.reward, row.n_steps) == (True, 1.0, 6)
         assert json.loads(row.final_state) == {"return": 1.0, "steps": 6, "ended": "terminated"}
         assert observed(row)[0] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG", "the map is drawn as text, its colour a mark"
@@ -187,8 +187,8 @@ class TestGymnasium:
 
     def test_equal_seeds_begin_alike(self) -> None:
         environment = load_environment('gymnasium{"id": "Taxi-v4"}')
-        one, other = environment.tasks({"train": 2}, seed=0)["train"]
-        begun = [play(environment, task, "stop")[0].messages[0].content for task in (one, one, other)]
+        first, other = environment.tasks({"train": 2}, seed=0)["train"]
+        begun = [play(environment, task, "stop")[0].messages[0].content for task in (first, first, other)]
         assert begun[0] == begun[1] != begun[2]
 
     def test_actions_of_text(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ class TestVerifiers:
         fig = tasks["letters of fig?"]
         [row] = play(environment, fig, {"length": {"word": "fig"}}, "3")
         assert (row.success, row.reward, observed(row)) == (True, 1.25, ["3"])
-        components = {one.name: (one.value, one.weight) for one in row.reward_components}
+        components = {component.name: (component.value, component.weight) for component in row.reward_components}
         assert (components["right"], components["brief"]) == ((1.0, 1.0), (1.0, 0.25))
         assert components["total_tool_calls"] == (1.0, 0.0)
         [tool] = json.loads(row.tools)
@@ -296,7 +296,7 @@ class TestVerifiers:
         [row] = play(environment, fig, *[{"length": {"word": "fig"}}] * 9)
         assert row.n_steps == 4, "the package's own limit of turns"
         rows = play(environment, fig, {"length": {"word": "fig"}}, "3", number=3)
-        assert [one.reward for one in rows] == [1.25] * 3
+        assert [row.reward for row in rows] == [1.25] * 3
 
     def test_an_environment_that_cannot_be_loaded_is_named(self, environment: Any) -> None:
         environment.program.settings["id"] = "no-such-words"
@@ -353,9 +353,9 @@ class TestOpenEnv:
     def environment(self, tmp_path: Path) -> Iterator[Any]:
         python = os.environ["OPENENV_PYTHON"]
         (tmp_path / "server.py").write_text(self.SERVER)
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
         server = subprocess.Popen([python, str(tmp_path / "server.py"), str(port)])
         try:
             for _ in range(600):
@@ -385,6 +385,6 @@ class TestOpenEnv:
         parameters = json.loads(row.tools)[0]["function"]["parameters"]
         assert (list(parameters["properties"]), parameters["required"]) == (["number"], ["number"])
         rows = play(environment, task, {"act": {"number": secret}}, number=3)
-        assert [(one.success, one.reward) for one in rows] == [(True, 1.0)] * 3
+        assert [(row.success, row.reward) for row in rows] == [(True, 1.0)] * 3
         [row] = play(environment, task, "I give up")
         assert (row.success, row.reward) == (False, 0.0)

@@ -128,7 +128,7 @@ def test_turns_come_from_the_spans_of_messages() -> None:
     messages = [said(0, 1, role=Role.USER), quoted, said(1, 3, 0.5), said(3, 4), said(4, 6, role=Role.TOOL), said(6, 8)]
     mask = [False, True, True, True, False, False, True, True]
     assert turn_spans([*messages, beyond], mask) == [(1, 3), (3, 4), (6, 8)]
-    forked = [place >= 6 for place in range(8)]
+    forked = [position >= 6 for position in range(8)]
     assert turn_spans(messages, forked) == turn_spans(messages, mask)
     assert turn_rewards(messages, forked, 1.0) == [0.5, 0.0, 1.0]
 
@@ -142,9 +142,9 @@ def test_the_rewards_of_turns_that_a_forked_row_did_not_sample_go_to_these_turns
         input_ids=[1] * 5, action_mask=[False, False, False, True, True],
     )  # fmt: skip
     step = Experience([row], ["g"], np.array([1.0]), [[0.0] * 5], values=[[0.0] * 5])
-    found = PPO(level="turn", lam=1.0, whiten=False).advantages(step)
-    assert list(found.tokens[0]) == [0.0, 0.0, 0.0, 1.5, 1.0]
-    assert found.targets[0].mask == [False, False, False, True, True]
+    advantages = PPO(level="turn", lam=1.0, whiten=False).advantages(step)
+    assert list(advantages.tokens[0]) == [0.0, 0.0, 0.0, 1.5, 1.0]
+    assert advantages.targets[0].mask == [False, False, False, True, True]
 
 
 def test_blame_begins_with_the_turn_that_leaves_the_nearest_success() -> None:
@@ -175,8 +175,8 @@ def test_alternatives_at_a_fork_are_credited_to_the_turn_that_was_tried() -> Non
     ]  # fmt: skip
     rows = assign(RLOO(credit="fork_turn"), rows).rows
     turn, whole = [0, 0, 0, 0, 1, 1, 0, 0], [1] * 8
-    found = [[round(weight / (2 / 3), 6) for weight in row.weights] for row in rows]
-    assert found == [turn, turn, [-one for one in turn], [-one for one in whole]]
+    matches = [[round(weight / (2 / 3), 6) for weight in row.weights] for row in rows]
+    assert matches == [turn, turn, [-value for value in turn], [-item for item in whole]]
 
 
 def test_an_agent_that_is_ignored_has_no_marginal_advantage() -> None:
@@ -195,9 +195,9 @@ def test_an_agent_that_is_ignored_has_no_marginal_advantage() -> None:
     choices = {"right": 1.0, "wrong": 0.0}
     alternatives = [row(f"{name}-{n}", name, reward, 4) for name, reward in choices.items() for n in range(4)]
     marginal = assign(RLOO(credit="fork_turn"), alternatives).rows
-    assert all(weight == 0 for one in marginal for weight in one.weights)
+    assert all(weight == 0 for row in marginal for weight in row.weights)
     joint = assign(RLOO(), [row(f"{name}-{n}", "task", won, 0) for name, won in choices.items() for n in range(2)]).rows
-    assert [round(one.weights[-1] / (2 / 3), 6) for one in joint] == [1, 1, -1, -1]
+    assert [round(row.weights[-1] / (2 / 3), 6) for row in joint] == [1, 1, -1, -1]
 
 
 def test_rows_of_one_episode_count_once_in_their_group_and_share_its_advantage() -> None:

@@ -49,13 +49,15 @@ class Coroutine(ProgramInTests):
             asked = await client.chat.completions.create(  # type: ignore[call-overload]
                 model=endpoint.model, messages=messages, tools=TOOLS, temperature=0.3
             )
-            said = asked.choices[0].message
-            if not said.tool_calls:
+            reply = asked.choices[0].message
+            if not reply.tool_calls:
                 return Score(
-                    said.content == "Sunny.", (RewardComponent(name="right", value=0.7),), {"said": said.content}
+                    reply.content == "Sunny.", (RewardComponent(name="right", value=0.7),), {"said": reply.content}
                 )
-            messages.append(said)
-            messages += [{"role": "tool", "tool_call_id": one.id, "content": "20 degrees"} for one in said.tool_calls]
+            messages.append(reply)
+            messages += [
+                {"role": "tool", "tool_call_id": call.id, "content": "20 degrees"} for call in reply.tool_calls
+            ]
 
 
 class InThread(ProgramInTests):
@@ -74,7 +76,7 @@ class InThread(ProgramInTests):
             if not calls:
                 return float(response.output_text == "Sunny.")
             results = [
-                {"type": "function_call_output", "call_id": one.call_id, "output": "20 degrees"} for one in calls
+                {"type": "function_call_output", "call_id": call.call_id, "output": "20 degrees"} for call in calls
             ]
             given = {"input": results, "previous_response_id": response.id}
 
@@ -110,9 +112,9 @@ class Endless(Coroutine):
             return self.partial
 
 
-def agent(said: str) -> Message | str:
+def agent(text: str) -> Message | str:
     call = ToolCall(id="call_0", name="weather", arguments='{"city": "Rome"}')
-    answered = said.count("</tool_response>") == 2
+    answered = text.count("</tool_response>") == 2
     return "Sunny." if answered else Message(role=Role.ASSISTANT, tool_calls=[call])
 
 
@@ -134,7 +136,7 @@ def test_an_agent_program_is_an_environment(kind: type[ProgramInTests], policy: 
     for row in rows:
         assert json.loads(row.sampling)["temperature"] == 1.0
         assert not [tag for tag in row.tags if tag.startswith("sampling_changed")]
-        roles = [one.role for one in row.messages if one.role is not Role.SYSTEM]
+        roles = [message.role for message in row.messages if message.role is not Role.SYSTEM]
         assert roles == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
         assert row.termination is Termination.ANSWERED
         assert row.messages[-2].tool_call_id == "call_0"
@@ -172,7 +174,7 @@ def test_a_program_that_a_limit_ends_is_told_so(policy: Policy) -> None:
     environment = Endless()
     [row] = played(policy, environment, never, 1, Limits(max_steps=3))
     assert (row.termination, row.n_steps, row.reward, row.success) == (Termination.MAX_STEPS, 3, 0.0, False)
-    assert [one.name for one in row.reward_components] == ["unfinished"]
+    assert [component.name for component in row.reward_components] == ["unfinished"]
     assert environment.ended == ["episode_over"]
     environment.partial = 0.25
     [row] = played(policy, environment, never, 1, room=150)
@@ -200,7 +202,7 @@ def test_a_key_is_of_one_episode_and_ends_with_it(policy: Policy) -> None:
         for number in range(2):
             rows += runner.run([Attempt(TASK)], 0, [f"again{number}"])
     assert [row.reward for row in rows] == [1.0, 1.0, 1.0], [row.tags for row in rows]
-    assert len({one.api_key for one in seen}) == 3
+    assert len({entry.api_key for entry in seen}) == 3
 
 
 def test_an_environment_travels_without_its_endpoint(policy: Policy, tmp_path: Path) -> None:

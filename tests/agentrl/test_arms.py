@@ -26,7 +26,7 @@ def arms(**shares: float | Solved) -> dict[str, Arm]:
 
 
 @pytest.mark.parametrize(
-    ("warm", "baseline", "method", "said", "met"),
+    ("warm", "baseline", "method", "message", "met"),
     [
         (0.2, 0.6, 0.8, "adds (target", True),
         (0.2, 0.6, 0.6, "none (target", False),
@@ -36,19 +36,19 @@ def arms(**shares: float | Solved) -> dict[str, Arm]:
     ],
 )
 def test_a_method_has_a_word(
-    warm: float, baseline: float, method: float, said: str, met: bool, capsys: pytest.CaptureFixture[str]
+    warm: float, baseline: float, method: float, message: str, met: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = arms(warm=warm, baseline=baseline, method=method)
-    assert gain("this", found, "baseline", "method") is met
+    result = arms(warm=warm, baseline=baseline, method=method)
+    assert gain("this", result, "baseline", "method") is met
     printed = capsys.readouterr().out
-    assert f"over baseline, each at its best temperature: {said}" in printed
+    assert f"over baseline, each at its best temperature: {message}" in printed
     assert "this: 1.00 of the sampled tokens of baseline (target within 15%): met" in printed
 
 
 def test_a_method_that_costs_more_does_not_meet_its_target(capsys: pytest.CaptureFixture[str]) -> None:
-    found = arms(warm=0.2, baseline=0.6, method=0.8)
-    found["method"].costs[0] = Spent(sampled=200)
-    assert not gain("this", found, "baseline", "method")
+    result = arms(warm=0.2, baseline=0.6, method=0.8)
+    result["method"].costs[0] = Spent(sampled=200)
+    assert not gain("this", result, "baseline", "method")
     assert "this: 1.50 of the sampled tokens of baseline (target within 15%): MISSED" in capsys.readouterr().out
 
 
@@ -58,10 +58,10 @@ def test_without_a_start_nothing_is_said_to_be_none(capsys: pytest.CaptureFixtur
 
 
 def test_the_table_tells_learning_from_sharpening(capsys: pytest.CaptureFixture[str]) -> None:
-    found = arms(warm=solved(0.6, sampled=0.3), sharper=solved(0.6, sampled=0.6), better=solved(0.8, sampled=0.4))
-    words = {name: learned(found, "warm", arm) for name, arm in found.items()}
+    result = arms(warm=solved(0.6, sampled=0.3), sharper=solved(0.6, sampled=0.6), better=solved(0.8, sampled=0.4))
+    words = {name: learned(result, "warm", arm) for name, arm in result.items()}
     assert words == {"warm": "-", "sharper": "sharpens", "better": "adds"}
-    table(found)
+    table(result)
     assert "0.602 at 0.3" in capsys.readouterr().out
 
 
@@ -72,8 +72,8 @@ def test_the_temperature_is_chosen_on_dev_tasks_alone() -> None:
         asked.append((tasks[0], temperature))
         return {task: float(temperature == 0.6 if task == "dev" else temperature == 0) for task in tasks}
 
-    found = measured(play, ["dev"], ["judged"])
-    assert found == Solved({"judged": 0.0}, {"judged": 1.0}, {"judged": 0.0}, 0.6)
+    result = measured(play, ["dev"], ["judged"])
+    assert result == Solved({"judged": 0.0}, {"judged": 1.0}, {"judged": 0.0}, 0.6)
     assert asked[4:] == [("judged", 1.0), ("judged", 0.0), ("judged", 0.6)]
 
 

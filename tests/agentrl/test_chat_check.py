@@ -10,16 +10,16 @@ TOKENIZER = train_tokenizer(["where is Ann", "over there", "look"], 300)
 
 
 def row(text: str, name: str | None = None, spans: bool = True) -> Trajectory:
-    asked, said = (TOKENIZER.encode(one, add_special_tokens=False) for one in ("where is Ann", "over there look"))
+    asked, words = (TOKENIZER.encode(name, add_special_tokens=False) for name in ("where is Ann", "over there look"))
     calls = [ToolCall(id="1", name=name, arguments="{}")] if name else []
-    place = {"token_start": len(asked), "token_end": len(asked) + len(said)} if spans else {}
+    position = {"token_start": len(asked), "token_end": len(asked) + len(words)} if spans else {}
     messages = [
         Message(role=Role.USER, content="where is Ann"),
-        Message(role=Role.ASSISTANT, content=text, tool_calls=calls, **place),
+        Message(role=Role.ASSISTANT, content=text, tool_calls=calls, **position),
     ]
     fields = {"trajectory_id": "r", "episode_id": "r", "task_id": "t", "source": "x", "env": "e", "split": "train"}
     outcome = {"prompt": "q", "reward": None, "success": None, "termination": Termination.UNKNOWN}
-    ids, mask = [*asked, *said], [False] * len(asked) + [True] * len(said)
+    ids, mask = [*asked, *words], [False] * len(asked) + [True] * len(words)
     return Trajectory(
         messages=messages, input_ids=ids, action_mask=mask, logprobs=[float("nan")] * len(ids), **fields, **outcome
     )

@@ -67,8 +67,8 @@ def test_two_damaged_ones_start_over(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     for number in range(2):
         save_checkpoint(path, state(number))
-    for one in list(tmp_path.iterdir()):
-        one.write_bytes(b"")
+    for item in list(tmp_path.iterdir()):
+        item.write_bytes(b"")
     with pytest.warns(UserWarning, match="goes on from the start"):
         assert load_checkpoint(path) is None
 

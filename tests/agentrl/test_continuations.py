@@ -56,17 +56,19 @@ def test_a_continuation_keeps_to_its_parent_and_each_sampled_token_is_true_once(
     wanted = attempts([node(parent, turn, TASKS[number])], 3, lambda number: f"f-{number}")
     rows = acts.run(list(wanted.values()), data.draw(st.integers(0, 99)), list(wanted), source="forked")
     assert acts.counts["diverged"] == 0
-    said = [message for message in parent.messages if message.role is Role.ASSISTANT]
+    texts = [message for message in parent.messages if message.role is Role.ASSISTANT]
     for row in rows:
         check_continuation(row, wanted[row.trajectory_id].prefix)
-        assert (row.parent_id, row.fork_at) == (parent.trajectory_id, said[turn].token_start)
+        assert (row.parent_id, row.fork_at) == (parent.trajectory_id, texts[turn].token_start)
         assert row.input_ids[: row.fork_at] == parent.input_ids[: row.fork_at]
         assert not any(row.action_mask[: row.fork_at])
         assert row.n_steps == sum(message.role is Role.ASSISTANT for message in row.messages) - turn
         assert row.n_tool_calls + turn == sum(message.role is Role.TOOL for message in row.messages)
         assert row.spans[0].start == row.fork_at
     assert {row.group_id for row in rows} == {node_name(parent.task_id, parent.input_ids[: rows[0].fork_at])}
-    budget = sum(len(acts.policy.codec.assistant(one)) for row in rows for one in row.messages if _is_new(one, row))
+    budget = sum(
+        len(acts.policy.codec.assistant(message)) for row in rows for message in row.messages if _is_new(message, row)
+    )
     assert sum(row.n_action_tokens for row in rows) == budget
 
 
@@ -75,9 +77,9 @@ def _is_new(message: Any, row: Trajectory) -> bool:
 
 
 def test_the_same_seed_continues_to_the_same_rows(policy: Policy, parents: list[Trajectory]) -> None:
-    one, other, third = (continued(policy, parents[0], TASKS[0], 0, 4, seed) for seed in (1, 1, 2))
-    assert [row.input_ids for row in one] == [row.input_ids for row in other]
-    assert [row.input_ids for row in one] != [row.input_ids for row in third]
+    first, other, third = (continued(policy, parents[0], TASKS[0], 0, 4, seed) for seed in (1, 1, 2))
+    assert [row.input_ids for row in first] == [row.input_ids for row in other]
+    assert [row.input_ids for row in first] != [row.input_ids for row in third]
 
 
 def test_a_state_that_two_rows_share_has_one_name(policy: Policy, parents: list[Trajectory]) -> None:
@@ -95,12 +97,14 @@ def test_an_environment_that_answers_otherwise_drops_the_continuation(
     policy: Policy, parents: list[Trajectory]
 ) -> None:
     """The stored row says that a door led to another room than it does."""
-    place, parent = next((n, row) for n, row in enumerate(parents) if row.n_tool_calls > 1)
+    position, parent = next((n, row) for n, row in enumerate(parents) if row.n_tool_calls > 1)
     number = next(n for n, message in enumerate(parent.messages) if message.role is Role.TOOL)
     told = parent.messages[number].model_copy(update={"content": "nowhere"})
     wrong = parent.model_copy(update={"messages": [*parent.messages[:number], told, *parent.messages[number + 1 :]]})
     acts = runner(policy)
-    wanted = attempts([node(wrong, 1, TASKS[place]), node(wrong, 0, TASKS[place])], 2, lambda number: f"f-{number}")
+    wanted = attempts(
+        [node(wrong, 1, TASKS[position]), node(wrong, 0, TASKS[position])], 2, lambda number: f"f-{number}"
+    )
     rows = acts.run(list(wanted.values()), 0, list(wanted), source="forked")
     assert [("diverged" in row.tags, row.n_action_tokens > 0) for row in rows] == [(True, False)] * 2 + [
         (False, True)
@@ -115,7 +119,7 @@ def test_what_cannot_be_made_again_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"parent_id": "q"}, "is of parent q"),
         ({"input_ids": [1] * 400}, "does not begin with the tokens of its parent"),
@@ -127,8 +131,8 @@ def test_what_cannot_be_made_again_is_refused_by_name() -> None:
     ],
 )
 def test_a_broken_continuation_is_refused(
-    policy: Policy, parents: list[Trajectory], change: dict[str, Any], said: str
+    policy: Policy, parents: list[Trajectory], change: dict[str, Any], message: str
 ) -> None:
     [row] = continued(policy, parents[0], TASKS[0], 0, 1)
-    with pytest.raises(ValueError, match=f"f-0 {said}"):
+    with pytest.raises(ValueError, match=f"f-0 {message}"):
         check_continuation(row.model_copy(update=change), node(parents[0], 0, TASKS[0]).prefix)

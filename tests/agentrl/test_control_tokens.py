@@ -13,13 +13,13 @@ from agentrl.schemas.trajectory import Message, ToolCall
 
 
 def control(codec: ChatCodec) -> dict[int, str]:
-    return {one: token.content for one, token in codec.template.tokenizer.added_tokens_decoder.items() if token.special}
+    return {key: token.content for key, token in codec.template.tokenizer.added_tokens_decoder.items() if token.special}
 
 
 def written(codec: ChatCodec, conversation: list[Message], tools: str = TOOLS) -> tuple[list[int], str]:
     """The control tokens of a conversation in their order, and all of its text."""
     ids = tokenize(row(conversation, tools), codec, "digest").input_ids
-    return [one for one in ids if one in control(codec)], str(codec.template.tokenizer.decode(ids))
+    return [token for token in ids if token in control(codec)], str(codec.template.tokenizer.decode(ids))
 
 
 def conversation(name: str, text: str) -> list[Message]:
@@ -34,9 +34,9 @@ def test_a_control_token_that_a_user_or_a_tool_spells_stays_text(name: str) -> N
     spelled = " ".join(
         ["in", *(text for text in control(codec).values() if '"' not in text), "<<|im_end|>|im_end|> out"]
     )
-    found, text = written(codec, conversation(name, spelled))
+    result, text = written(codec, conversation(name, spelled))
     plain, _ = written(codec, conversation(name, "nothing"))
-    assert found == plain
+    assert result == plain
     assert text.count(spelled) == (3 if name in CALLS else 2)
 
 
@@ -55,8 +55,8 @@ def test_the_name_of_a_tool_makes_no_control_token() -> None:
     codec = codec_of("gemma4_v5")
     prompt, turn = codec.opening([user("Where?")], TOOLS), codec.assistant(says("", FIND))
     named = [answers(FIND, "Rome").model_copy(update={"name": name}) for name in ("find<turn|>", "find")]
-    odd, plain = (codec.observations([one], prompt, turn, TOOLS) for one in named)
-    assert [one for one in odd if one in control(codec)] == [one for one in plain if one in control(codec)]
+    odd, plain = (codec.observations([name], prompt, turn, TOOLS) for name in named)
+    assert [name for name in odd if name in control(codec)] == [token for token in plain if token in control(codec)]
     assert "find<turn|>" in codec.template.tokenizer.decode(odd)
 
 
@@ -66,10 +66,10 @@ def test_results_in_tags_make_no_control_tokens(name: str) -> None:
     policy.tokenizer.init_kwargs["dialect"] = name
     codec = find_dialect(policy.tokenizer)
     tool, argument = {"search_r1": ("search", "query"), "retool": ("code_interpreter", "code")}[name]
-    one = ToolCall(id="call_0", name=tool, arguments=f'{{"{argument}": "Zoë"}}')
-    found = [
-        written(codec, [user("Who?"), says("", one), answers(one, text), says("Goethe")], "[]")
+    call = ToolCall(id="call_0", name=tool, arguments=f'{{"{argument}": "Zoë"}}')
+    matches = [
+        written(codec, [user("Who?"), says("", call), answers(call, text), says("Goethe")], "[]")
         for text in ("Faust <|im_end|>", "Faust")
     ]
-    assert found[0][0] == found[1][0]
-    assert "Faust <|im_end|>" in found[0][1]
+    assert matches[0][0] == matches[1][0]
+    assert "Faust <|im_end|>" in matches[0][1]

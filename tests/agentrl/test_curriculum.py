@@ -33,7 +33,7 @@ def test_a_scripted_table_of_successes_opens_levels_at_known_iterations() -> Non
         successes = table[level].pop(0)
         for ticket in tickets:
             right = successes // 8 + (ticket % 8 < successes % 8)
-            curriculum.learn(ticket, [place < right for place in range(8)])
+            curriculum.learn(ticket, [position < right for position in range(8)])
     assert levels[:7] == [{1}, {1}, {2}, {2}, {2}, {4}, {4}]
     assert levels[7] == {1, 2, 4}
     assert shares[7] == dict.fromkeys((1, 2, 4), pytest.approx(1 / 3))
@@ -55,11 +55,11 @@ def test_luck_opens_nothing() -> None:
 def test_shares_by_hand() -> None:
     config = CurriculumConfig(start=(0.8, 0.2), easier=0.15, final=(0.5, 0.3, 0.2))
     curriculum = Curriculum(config, LEVELS, 0)
-    found = []
+    matches = []
     for at in range(4):
         curriculum.at = at
-        found.append(curriculum.shares())
-    assert found == [
+        matches.append(curriculum.shares())
+    assert matches == [
         {1: 0.8, 2: 0.2},
         {1: 0.15, 2: pytest.approx(0.68), 4: pytest.approx(0.17)},
         {1: 0.075, 2: 0.075, 4: pytest.approx(0.85)},
@@ -88,7 +88,7 @@ def test_tasks_outside_the_band_sit_out_by_a_scripted_table() -> None:
         blocks[min(2, ticket // 4)][task] += 1
         if ticket == 9:
             rates[0] = 4
-        curriculum.learn(ticket, [place < rates[task] for place in range(8)])
+        curriculum.learn(ticket, [position < rates[task] for position in range(8)])
     assert blocks[0] == [1, 1, 1, 1], "nothing is known at first"
     assert blocks[1][0] == blocks[1][1] == 0, "two turns of the level pass"
     assert blocks[1][2] == blocks[1][3] == 2
@@ -139,10 +139,10 @@ def test_a_restored_curriculum_draws_what_the_other_one_draws(
             state = json.loads(json.dumps(killed.state()))
             killed = Curriculum(config, LEVELS, 1)
             killed.restore(state)
-        assert {one.of(ticket) for one in (whole, killed)} == {whole.of(ticket)}
-        for one in (whole, killed):
-            one.of(ticket + 1)  # under way
-            one.learn(ticket, successes)
+        assert {item.of(ticket) for item in (whole, killed)} == {whole.of(ticket)}
+        for item in (whole, killed):
+            item.of(ticket + 1)  # under way
+            item.learn(ticket, successes)
         assert whole.state() == killed.state()
 
 
@@ -162,7 +162,7 @@ def test_without_a_curriculum_every_task_comes_in_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"start": [0.5, 0.2]}, "add up to 0.7"),
         ({"final": [1.5, -0.5]}, "shares are not negative"),
@@ -173,8 +173,8 @@ def test_without_a_curriculum_every_task_comes_in_turn() -> None:
         ({"warmup": [0, 1]}, "with at least one iteration"),
     ],
 )
-def test_shares_that_cannot_be_are_refused(config: dict[str, object], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_shares_that_cannot_be_are_refused(config: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         CurriculumConfig.model_validate(config)
 
 

@@ -243,6 +243,6 @@ def test_a_stage_trains_through_deepspeed_and_replays_in_one_process(
                 patch.setattr(Policy, "load", refuse)
             perform(job_of(step, plan, "test-run"))
     assert find_artifact(catalog, "more").metrics["dialect"] == "hermes"
-    found = replay(catalog, find_artifact(catalog, "warm"), 2)
-    assert found.replayed["loss"] == pytest.approx(found.recorded["loss"], rel=1e-4)
-    assert found.replayed["grad_norm"] == pytest.approx(found.recorded["grad_norm"], rel=1e-4)
+    replayed = replay(catalog, find_artifact(catalog, "warm"), 2)
+    assert replayed.replayed["loss"] == pytest.approx(replayed.recorded["loss"], rel=1e-4)
+    assert replayed.replayed["grad_norm"] == pytest.approx(replayed.recorded["grad_norm"], rel=1e-4)

@@ -110,7 +110,7 @@ def test_mistrals_ids_are_made_and_read() -> None:
     assert any("nine letters and digits" in remark for remark in codec.remarks)
     turn = codec.template.encode('[TOOL_CALLS]find[CALL_ID]aB3dE6gH9[ARGS]{"q": "x"}<|im_end|>')
     parsed = codec.parse(turn, codec.opening([user("?")], TOOLS), TOOLS).message
-    assert [(one.id, one.name) for one in parsed.tool_calls] == [("aB3dE6gH9", "find")]
+    assert [(item.id, item.name) for item in parsed.tool_calls] == [("aB3dE6gH9", "find")]
     more = codec.observations([answers(parsed.tool_calls[0], "Rome")], [], turn, TOOLS)
     assert "aB3dE6gH9 Rome" in codec.template.tokenizer.decode(more)
 
@@ -125,9 +125,12 @@ def test_kimis_ids_name_the_function_and_its_number_in_the_conversation() -> Non
     assert [f"functions.find:{n}<|args|>" in text and f"Return of functions.find:{n}\n" in text for n in (0, 1)] == [
         True
     ] * 2
-    assert [one.tool_calls[0].id for one in messages if one.tool_calls] == ["x0y", "x1y"]  # rows keep their own
+    assert [message.tool_calls[0].id for message in messages if message.tool_calls] == [
+        "x0y",
+        "x1y",
+    ]  # rows keep their own
     parsed = codec.parse(ids[messages[3].token_start : messages[3].token_end], ids[: messages[3].token_start], TOOLS)
-    assert [(one.id, one.name) for one in parsed.message.tool_calls] == [("functions.find:1", "find")]
+    assert [(item.id, item.name) for item in parsed.message.tool_calls] == [("functions.find:1", "find")]
 
 
 def test_ids_stay_where_any_are_taken() -> None:
@@ -161,8 +164,10 @@ def test_reasoning_that_a_template_drops_is_refused_and_not_lost() -> None:
 def test_a_probe_that_the_template_refuses_is_a_remark() -> None:
     proved = trial("llama3_2")
     assert proved.outcomes["parallel"].verdict == "refused"
-    assert any("cannot be written: parallel" in one and "single tool-calls" in one for one in proved.codec.remarks)
-    assert {one["probe"] for one in proved.table()} == set(PROBES)
+    assert any(
+        "cannot be written: parallel" in remark and "single tool-calls" in remark for remark in proved.codec.remarks
+    )
+    assert {item["probe"] for item in proved.table()} == set(PROBES)
 
 
 ARGUMENTS = st.fixed_dictionaries(
@@ -199,10 +204,10 @@ TYPED = json.dumps(
 @given(arguments=ARGUMENTS)
 def test_any_arguments_come_back_equal(name: str, arguments: dict[str, Any]) -> None:
     codec: ChatCodec = trial(name).codec
-    said = Message.model_validate(
+    message = Message.model_validate(
         says("", ToolCall(id="call_0", name="put", arguments=json.dumps(arguments))), from_attributes=True
     )
-    ids = codec.assistant(said)
+    ids = codec.assistant(message)
     parsed = codec.parse(ids, codec.opening([user("?")], TYPED), TYPED)
     assert parsed.error is None
     [made] = parsed.message.tool_calls
@@ -230,5 +235,5 @@ def test_an_observation_that_spells_tags_of_the_hermes_form_stays_in_its_place()
     codec = trial("gemma3").codec
     asked = call(0, "find", "x")
     ids, mask, _ = encode(codec, [user("?"), says("", asked), answers(asked, "<end_of_turn>"), says("So.")], TOOLS)
-    said = [one for one, acts in zip(ids, mask, strict=True) if acts]
-    assert sum(one in codec.stop_ids for one in said) == 2
+    texts = [token for token, acts in zip(ids, mask, strict=True) if acts]
+    assert sum(text in codec.stop_ids for text in texts) == 2

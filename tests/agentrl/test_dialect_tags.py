@@ -44,14 +44,14 @@ TAGGED = {
 
 @pytest.mark.parametrize("name", TAGGED)
 def test_agents_of_tags_are_written_as_published(name: str) -> None:
-    one, text = TAGGED[name]
+    item, text = TAGGED[name]
     codec = tagged(name)
     made = tokenize(
         row(
             [
                 user("Who?"),
-                says("", one, reasoning="Hm."),
-                answers(one, "Goethe <b>"),
+                says("", item, reasoning="Hm."),
+                answers(item, "Goethe <b>"),
                 says("Goethe", reasoning="So <b>."),
             ]
         ),
@@ -63,9 +63,9 @@ def test_agents_of_tags_are_written_as_published(name: str) -> None:
     end = "<|im_end|>"
     whole = f"{opening}<think>Hm.</think>\n{text}<think>So <b>.</think>\n<answer>Goethe</answer>{end}"
     assert tokenizer.decode(made.input_ids) == whole
-    said = [tokenizer.decode(made.input_ids[m.token_start : m.token_end]) for m in made.messages]
-    assert said[2] not in said[1] + said[3]
-    assert said[1].endswith(text.partition(said[2])[0])
+    texts = [tokenizer.decode(made.input_ids[m.token_start : m.token_end]) for m in made.messages]
+    assert texts[2] not in texts[1] + texts[3]
+    assert texts[1].endswith(text.partition(texts[2])[0])
 
 
 @pytest.mark.parametrize("name", TAGGED)
@@ -73,7 +73,11 @@ def test_a_turn_of_tags_stops_at_its_end_and_nowhere_before(name: str) -> None:
     codec = tagged(name)
     for message in (says("", TAGGED[name][0], reasoning="a <b>c</b> -> d"), says("x > y", reasoning="z")):
         ids = codec.assistant(message)
-        over = [place for place, one in enumerate(ids) if one in codec.stop_ids and codec.ended(ids[: place + 1])]
+        over = [
+            position
+            for position, token in enumerate(ids)
+            if token in codec.stop_ids and codec.ended(ids[: position + 1])
+        ]
         assert over == [len(ids) - 1]
         parsed = codec.parse(ids)
         assert (parsed.error, parsed.message.content, parsed.message.reasoning) == (
@@ -81,7 +85,7 @@ def test_a_turn_of_tags_stops_at_its_end_and_nowhere_before(name: str) -> None:
             message.content,
             message.reasoning,
         )
-        assert [one.arguments for one in parsed.message.tool_calls] == [one.arguments for one in message.tool_calls]
+        assert [call.arguments for call in parsed.message.tool_calls] == [call.arguments for call in message.tool_calls]
 
 
 def test_calls_that_tags_cannot_write_are_refused_and_broken_ones_are_errors() -> None:
@@ -109,7 +113,7 @@ class Scripted:
     exact, reproducible, version = True, True, 0
 
     def __init__(self, says: list[list[int]]) -> None:
-        self.left = [one for turn in says for one in turn]
+        self.left = [value for turn in says for value in turn]
         self.asked = 0
 
     def open(self, key: tuple[int, ...] = (), root: str = "") -> Session:
@@ -117,11 +121,11 @@ class Scripted:
 
     async def turn(self, session: Session, sampling: Sampling, *, stop: Sequence[int], **_: Any) -> Turn:
         self.asked += 1
-        said: list[int] = []
-        while len(said) < sampling.max_turn_tokens and (not said or said[-1] not in stop):
-            said.append(self.left.pop(0))
-        ended = "stop" if said[-1] in stop else "length"
-        return Turn(said, [-1.0] * len(said), [Span(version=0, start=0, end=len(said))], ended)
+        texts: list[int] = []
+        while len(texts) < sampling.max_turn_tokens and (not texts or texts[-1] not in stop):
+            texts.append(self.left.pop(0))
+        ended = "stop" if texts[-1] in stop else "length"
+        return Turn(texts, [-1.0] * len(texts), [Span(version=0, start=0, end=len(texts))], ended)
 
 
 class Library:
@@ -133,7 +137,7 @@ class Library:
         return self
 
     async def step(self, message: Message) -> Step:
-        return Step([answers(one, "Goethe <b>") for one in message.tool_calls])
+        return Step([answers(call, "Goethe <b>") for call in message.tool_calls])
 
     async def score(self) -> Score:
         return Score(True, ())
@@ -154,8 +158,8 @@ def test_an_episode_of_tags_goes_on_over_stops_that_end_nothing_and_stores_what_
     assert run.error == ""
     assert (run.termination, run.steps, run.tool_calls) == (Termination.ANSWERED, 2, 1)
     assert engine.asked > 4
-    said = [one for one, acts in zip(run.session.ids, run.session.mask, strict=True) if acts]
-    assert said == turns[0] + turns[1]
+    texts = [token for token, acts in zip(run.session.ids, run.session.mask, strict=True) if acts]
+    assert texts == turns[0] + turns[1]
     assert run.messages[-1].content == "Goethe"
     bare = [m.model_copy(update={"token_start": None, "token_end": None}) for m in run.messages]
     written = tokenize(row(bare), codec, "")

@@ -25,7 +25,7 @@ def said(policy: Policy, tools: str = "[]", answer: Message | None = None) -> li
         policy.codec.opening([Message(role=Role.USER, content="Hello")], tools)
         if answer:
             policy.codec.assistant(answer)
-    return [str(one.message).partition(": ")[2] for one in caught]
+    return [str(warning.message).partition(": ")[2] for warning in caught]
 
 
 def test_nothing_is_said_of_tools_where_no_task_has_one() -> None:
@@ -50,4 +50,4 @@ def test_what_is_read_with_reasoning_says_so() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert policy.codec.parse(ids).message.reasoning
-    assert [NO_REASONING in str(one.message) for one in caught] == [True]
+    assert [NO_REASONING in str(warning.message) for warning in caught] == [True]

@@ -86,10 +86,10 @@ def native(codec: ChatCodec, made: Trajectory) -> list[int]:
             plain["tool_calls"] = [
                 {
                     "type": "function",
-                    "id": one.id,
-                    "function": {"name": one.name, "arguments": json.loads(one.arguments)},
+                    "id": item.id,
+                    "function": {"name": item.name, "arguments": json.loads(item.arguments)},
                 }
-                for one in message.tool_calls
+                for item in message.tool_calls
             ]
         if message.role is Role.TOOL:
             plain |= {"name": message.name, "tool_call_id": message.tool_call_id}
@@ -120,13 +120,13 @@ def test_our_tokens_are_those_of_the_familys_own_template(name: str, kind: str) 
 def test_only_the_thoughts_that_deepseeks_template_hides_differ_from_it() -> None:
     codec = codec_of("deepseek_r1_distill")
     tokenizer = codec.template.tokenizer
-    said = [user("Why?"), says("So.", reasoning="It is so."), user("And?"), says("Fine.")]
-    made = tokenize(row(said), codec, "digest")
+    messages = [user("Why?"), says("So.", reasoning="It is so."), user("And?"), says("Fine.")]
+    made = tokenize(row(messages), codec, "digest")
     ours = tokenizer.decode(made.input_ids)
     thoughts = re.findall("<think>.*?</think>\n\n", ours, re.DOTALL)
     assert thoughts == ["<think>\nIt is so.\n</think>\n\n", "<think>\n\n</think>\n\n"]
-    for one in thoughts:
-        ours = ours.replace(one, "")
+    for thought in thoughts:
+        ours = ours.replace(thought, "")
     assert codec.template.encode(ours) == native(codec, made)
 
 
@@ -136,7 +136,7 @@ def test_a_thought_is_closed_only_where_the_generation_prompt_begins_one() -> No
     tokenizer = codec.template.tokenizer
     first, last = says("", FIND), says("In Rome.")
     made = tokenize(row([user("Where?"), first, answers(FIND, "Rome"), last], TOOLS), codec, "digest")
-    turns = [made.input_ids[one.token_start : one.token_end] for one in made.messages]
+    turns = [made.input_ids[message.token_start : message.token_end] for message in made.messages]
     assert tokenizer.decode(turns[1]).startswith("\n</think>\n\n<tool_call>")
     assert tokenizer.decode(turns[3]) == "In Rome.<｜end▁of▁sentence｜>"
     assert codec.parse(turns[3], made.input_ids[: made.messages[3].token_start]).message.content == "In Rome."
@@ -153,15 +153,15 @@ def test_the_mask_decodes_to_exactly_what_the_assistant_said(name: str, kind: st
         part = made.action_mask[start:end]
         assert all(flag is (message.role is Role.ASSISTANT) for flag in part)
         if message.role is Role.ASSISTANT:
-            said = made.input_ids[start:end]
-            assert said[-1] in codec.stop_ids
-            assert not set(said[:-1]) & set(codec.stop_ids)
-            parsed = codec.parse(said, made.input_ids[:start], made.tools)
+            text = made.input_ids[start:end]
+            assert text[-1] in codec.stop_ids
+            assert not set(text[:-1]) & set(codec.stop_ids)
+            parsed = codec.parse(text, made.input_ids[:start], made.tools)
             assert parsed.error is None
             assert parsed.message.content == message.content
             assert (parsed.message.reasoning or None) == message.reasoning
-            assert [(one.name, one.parsed()) for one in parsed.message.tool_calls] == [
-                (one.name, one.parsed()) for one in message.tool_calls
+            assert [(item.name, item.parsed()) for item in parsed.message.tool_calls] == [
+                (item.name, item.parsed()) for item in message.tool_calls
             ]
     assert sum(made.action_mask) == sum(
         (m.token_end or 0) - (m.token_start or 0) for m in made.messages if m.role is Role.ASSISTANT
@@ -179,7 +179,7 @@ def test_a_call_that_nothing_has_answered_yet_reads_back(name: str, reasons: boo
     parsed = codec.parse(ids, codec.opening([user("Where?")], TOOLS), TOOLS)
     assert parsed.error is None
     assert parsed.message.reasoning == wanted.reasoning
-    assert [(one.name, one.parsed()) for one in parsed.message.tool_calls] == [("find", {"q": "Ann"})]
+    assert [(item.name, item.parsed()) for item in parsed.message.tool_calls] == [("find", {"q": "Ann"})]
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -213,8 +213,8 @@ def test_remarks_say_what_a_template_does_not_write() -> None:
 def test_reasoning_is_kept_where_a_template_writes_none() -> None:
     codec = codec_of("llama3_2")
     made = tokenize(row([user("Why?"), says("So.", reasoning="It is so.")]), codec, "digest")
-    said = [one for one, acts in zip(made.input_ids, made.action_mask, strict=True) if acts]
-    assert codec.parse(said).message.reasoning == "It is so."
+    texts = [token for token, acts in zip(made.input_ids, made.action_mask, strict=True) if acts]
+    assert codec.parse(texts).message.reasoning == "It is so."
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,10 @@ def test_any_sampled_tokens_can_be_read_and_gone_on_from(name: str, data: st.Dat
     codec = codec_of(name)
     tokenizer = codec.template.tokenizer
     pieces = st.sampled_from([*sorted(tokenizer.added_tokens_decoder), *range(300, 330)])
-    turn = [*data.draw(st.lists(pieces.filter(lambda one: one not in codec.stop_ids), max_size=12)), codec.stop_ids[0]]
+    turn = [
+        *data.draw(st.lists(pieces.filter(lambda value: value not in codec.stop_ids), max_size=12)),
+        codec.stop_ids[0],
+    ]
     prompt = codec.opening([user("Where?")], TOOLS)
     parsed = codec.parse(turn, prompt, TOOLS)
     assert parsed.message.role is Role.ASSISTANT

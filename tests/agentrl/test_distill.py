@@ -25,7 +25,7 @@ def rollout(
     name: str, logprobs: list[float], reward: float = 0.0, ids: list[int] | None = None, **more: Any
 ) -> Trajectory:
     """NaN marks what the policy did not sample."""
-    mask = [one == one for one in logprobs]
+    mask = [logprob == logprob for logprob in logprobs]
     first = mask.index(True)
     messages = [Message(role=Role.USER), Message(role=Role.ASSISTANT, token_start=first, token_end=len(mask))]
     return Trajectory(
@@ -39,15 +39,15 @@ def advantages(algorithm: Distill, rows: list[Trajectory], teacher: list[list[fl
     rewards = np.array([row.reward for row in rows])
     penalties = [np.zeros(len(row.input_ids)) for row in rows]
     step = Experience(rows, ["g"] * len(rows), rewards, penalties, teacher=teacher)
-    return [np.asarray(one).tolist() for one in algorithm.advantages(step).tokens]
+    return [np.asarray(token).tolist() for token in algorithm.advantages(step).tokens]
 
 
 def test_the_advantage_is_what_the_teacher_finds_likelier() -> None:
     row = rollout("a", [NAN, -1.2, NAN, -0.5])
-    [found] = advantages(Distill(), [row], [[0.0, -0.2, 0.0, -0.5]])
-    assert found == pytest.approx([0.0, 1.0, 0.0, 0.0])
-    [found] = advantages(Distill(coef=0.5), [row], [[0.0, -0.2, 0.0, -2.5]])
-    assert found == pytest.approx([0.0, 0.5, 0.0, -1.0])
+    [advantage] = advantages(Distill(), [row], [[0.0, -0.2, 0.0, -0.5]])
+    assert advantage == pytest.approx([0.0, 1.0, 0.0, 0.0])
+    [advantage] = advantages(Distill(coef=0.5), [row], [[0.0, -0.2, 0.0, -2.5]])
+    assert advantage == pytest.approx([0.0, 0.5, 0.0, -1.0])
 
 
 def test_a_teacher_that_is_the_student_teaches_nothing() -> None:
@@ -57,9 +57,9 @@ def test_a_teacher_that_is_the_student_teaches_nothing() -> None:
 
 def test_the_outcome_adds_the_advantages_of_the_group() -> None:
     rows = [rollout("a", [NAN, -1.2], reward=1.0), rollout("b", [NAN, -0.4])]
-    found = advantages(Distill(outcome=0.5), rows, [[0.0, -0.2], [0.0, -0.4]])
-    assert found[0] == pytest.approx([0.0, 1.5], abs=1e-5)
-    assert found[1] == pytest.approx([0.0, -0.5], abs=1e-5)
+    result = advantages(Distill(outcome=0.5), rows, [[0.0, -0.2], [0.0, -0.4]])
+    assert result[0] == pytest.approx([0.0, 1.5], abs=1e-5)
+    assert result[1] == pytest.approx([0.0, -0.5], abs=1e-5)
 
 
 def test_without_a_teacher_there_is_an_error() -> None:
@@ -79,7 +79,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl() -> None:
     student = logits.log_softmax(-1)
     kl = (student.exp() * (student - teacher)).sum()
     [expected] = torch.autograd.grad(kl, logits)
-    found = torch.zeros(3, dtype=torch.float64)
+    result = torch.zeros(3, dtype=torch.float64)
     for token in range(3):
         behaviour = student[token].item()
         row = rollout("a", [NAN, behaviour])
@@ -95,8 +95,8 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl() -> None:
         )
         algorithm = Distill()
         loss = algorithm.loss(logprobs, torch.zeros(1, 2), batch)[0] / algorithm.count(batch)
-        found += student[token].exp().detach() * torch.autograd.grad(loss, logits)[0]
-    torch.testing.assert_close(found, expected)
+        result += student[token].exp().detach() * torch.autograd.grad(loss, logits)[0]
+    torch.testing.assert_close(result, expected)
 
 
 def speaker(words: list[str]) -> Any:
@@ -119,7 +119,7 @@ def taught(kind: str) -> tuple[Policy, list[Trajectory]]:
     plain = [row.model_copy(update={"weights": [0.0] * len(row.mask)}) for row in random_rows(5)]
     rows = []
     for row, own in zip(plain, batch_logprobs(policy, TrainingRows.of(plain)), strict=True):
-        logprobs = [float(one) if m else NAN for one, m in zip(own, row.mask, strict=True)]
+        logprobs = [float(item) if m else NAN for item, m in zip(own, row.mask, strict=True)]
         rows.append(rollout(row.row_id, logprobs, ids=row.input_ids))
     return policy, rows
 
@@ -143,11 +143,11 @@ def test_an_engine_scores_as_passes_in_this_process_do() -> None:
     policy.tokenizer = student.tokenizer
     engine = Scoring(small_model("llama", seed=1))
     ours, theirs = Teacher(policy, student), Teacher(policy, student, engine)  # type: ignore[arg-type]
-    for one, other, row in zip(ours.logprobs(rows), theirs.logprobs(rows), rows, strict=True):
-        assert one == pytest.approx(other, abs=1e-4)
-        assert (one[~np.array(row.action_mask)] == 0).all()
+    for first, other, row in zip(ours.logprobs(rows), theirs.logprobs(rows), rows, strict=True):
+        assert first == pytest.approx(other, abs=1e-4)
+        assert (first[~np.array(row.action_mask)] == 0).all()
     assert engine.asked == len(rows)
-    gaps = [np.array(row.logprobs)[m] - one[m] for row, one in zip(rows, ours.logprobs(rows), strict=True)
+    gaps = [np.array(row.logprobs)[m] - logprob[m] for row, logprob in zip(rows, ours.logprobs(rows), strict=True)
             for m in [np.array(row.action_mask)]]  # fmt: skip
     assert ours.metrics() == {"teacher_kl": pytest.approx(np.concatenate(gaps).mean(), rel=1e-5), "teacher_unread": 0}
 

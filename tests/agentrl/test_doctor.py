@@ -135,7 +135,7 @@ SICK: dict[str, Case] = {
 
 def test_what_did_not_move_and_what_collapsed_name_the_learning_rate() -> None:
     for name in ("the policy does not move", "the policy collapsed onto one answer", "success collapsed"):
-        [finding] = [one for one in examine(SICK[name]) if one.name == name]
+        [finding] = [finding for finding in examine(SICK[name]) if finding.name == name]
         assert "optimizer.lr" in finding.remedy
         assert "0.0015" in finding.evidence, "the rate that was taken"
     risen = replace(HEALTHY, metrics=steps(entropy=lambda x: max(0.01, 1.0 - 4 * x)))
@@ -145,7 +145,7 @@ def test_what_did_not_move_and_what_collapsed_name_the_learning_rate() -> None:
     [finding] = examine(replace(HEALTHY, metrics=still, updates=2))
     assert finding.evidence.startswith("behaviour_kl is at most 1e-07 nats per token over 24 steps")
     evaluated = replace(with_rollouts(reward=0.5), metrics=[])
-    assert "the reward never varies" not in {one.name for one in examine(evaluated)}
+    assert "the reward never varies" not in {finding.name for finding in examine(evaluated)}
 
 
 def test_a_healthy_run_has_no_finding() -> None:
@@ -155,11 +155,11 @@ def test_a_healthy_run_has_no_finding() -> None:
 
 @pytest.mark.parametrize("name", SICK)
 def test_a_planted_sickness_is_found(name: str) -> None:
-    found = {finding.name: finding for finding in examine(SICK[name])}
-    assert name in found
+    result = {finding.name: finding for finding in examine(SICK[name])}
+    assert name in result
     # No check cries wolf beside the planted one, but for groups that are flat because all rewards are equal.
-    assert set(found) <= {name, "groups without a difference"}
-    finding = found[name]
+    assert set(result) <= {name, "groups without a difference"}
+    finding = result[name]
     assert finding.evidence
     assert finding.threshold
     assert finding.remedy
@@ -247,7 +247,7 @@ STEPS |= {"most updates are clipped": 23, "low effective sample size": 23}
 @pytest.mark.parametrize("name", sorted(ROWS | set(STEPS)))
 def test_a_finding_names_the_rows_or_the_step_that_show_it(name: str) -> None:
     case = SICK[name]
-    [finding] = [one for one in examine(case) if one.name == name]
+    [finding] = [finding for finding in examine(case) if finding.name == name]
     assert finding.step == STEPS.get(name)
     assert bool(finding.rows) == (name in ROWS)
     assert len(finding.rows) <= SHOWN
@@ -263,9 +263,9 @@ def test_a_finding_about_tokens_names_the_first_one_in_each_row() -> None:
 
 def test_bands_are_the_bounds_of_the_checks() -> None:
     """A curve that stays on the healthy side of its band has no finding, and one beyond it has."""
-    found = {band.metric: band for band in bands(HEALTHY)}
-    assert set(found) == {"reference_kl", "clip_share", "success", "behaviour_kl", "ess"}
-    for metric, band in found.items():
+    result = {band.metric: band for band in bands(HEALTHY)}
+    assert set(result) == {"reference_kl", "clip_share", "success", "behaviour_kl", "ess"}
+    for metric, band in result.items():
         if metric == "success":
             continue
         within, beyond = (band.bound * factor for factor in ((0.99, 1.01) if band.above else (1.01, 0.99)))

@@ -58,9 +58,9 @@ def server(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """The URL of a server, and the name of its model."""
     pytest.importorskip("uvicorn")
     taught(tmp_path).save(tmp_path / "model")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     command = [str(Path(sys.executable).parent / "transformers"), "serve", str(tmp_path / "model")]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(

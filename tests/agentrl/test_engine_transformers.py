@@ -198,12 +198,12 @@ def test_labels_are_true_if_weights_change_within_a_turn() -> None:
 
     rows = blocking(go())
     versions = {7: other.model.state_dict(), 0: first}
-    assert {tuple(one.version for one in row.spans) for row in rows} == {(0, 7)}
+    assert {tuple(span.version for span in row.spans) for row in rows} == {(0, 7)}
     for row in rows:
-        for one in row.spans:
-            policy.model.load_state_dict(versions[one.version])
-            expected = recomputed(policy, row.ids)[one.start : one.end]
-            assert row.logprobs[one.start : one.end] == pytest.approx(expected, abs=1e-3)
+        for span in row.spans:
+            policy.model.load_state_dict(versions[span.version])
+            expected = recomputed(policy, row.ids)[span.start : span.end]
+            assert row.logprobs[span.start : span.end] == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_copy_that_does_not_give_the_log_probs_of_its_source_is_an_error() -> None:
@@ -247,8 +247,8 @@ def test_a_fork_equals_its_parent_up_to_the_fork_and_costs_its_own_tokens(policy
 
 def test_scores_are_those_of_a_plain_forward_pass(policy: Policy) -> None:
     ids = prompts_of(policy)[0]
-    found = blocking(TransformersEngine(policy.model).score(ids, start=3))
-    assert found == pytest.approx(recomputed(policy, ids)[3:], abs=1e-5)
+    logprobs = blocking(TransformersEngine(policy.model).score(ids, start=3))
+    assert logprobs == pytest.approx(recomputed(policy, ids)[3:], abs=1e-5)
 
 
 def test_limits_hold(policy: Policy) -> None:
@@ -306,8 +306,8 @@ def test_a_model_that_fails_says_so_to_all_and_can_be_used_again(policy: Policy)
         return await asyncio.gather(ask(0, 5), ask(1, token), return_exceptions=True)
 
     failed = blocking(both(10**6))
-    assert all(isinstance(one, EngineError) and "IndexError" in str(one) for one in failed)
-    assert all(isinstance(one, Turn) for one in blocking(both(6)))
+    assert all(isinstance(error, EngineError) and "IndexError" in str(error) for error in failed)
+    assert all(isinstance(item, Turn) for item in blocking(both(6)))
 
 
 def test_top_k_and_top_p_draw_only_what_they_allow(policy: Policy) -> None:

@@ -73,8 +73,8 @@ IN_PROCESS = find_spec("vllm") is not None
 
 def children() -> list[psutil.Process]:
     """Processes that this one and its children started, but Python's own keeper of shared memory."""
-    found = psutil.Process().children(recursive=True)
-    return [one for one in found if "resource_tracker" not in " ".join(one.cmdline())]
+    result = psutil.Process().children(recursive=True)
+    return [item for item in result if "resource_tracker" not in " ".join(item.cmdline())]
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def built(policy: Policy) -> Iterator[VLLMEngine]:
     finally:
         blocking(made.close())
     _, alive = psutil.wait_procs(started, timeout=10)
-    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +123,9 @@ def recomputed(policy: Policy, ids: list[int]) -> list[float]:
     return logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].tolist()
 
 
-def mean_gap(found: list[float], wanted: list[float]) -> float:
-    assert len(found) == len(wanted) > 0
-    return sum(abs(one - other) for one, other in zip(found, wanted, strict=True)) / len(found)
+def mean_gap(actual: list[float], wanted: list[float]) -> float:
+    assert len(actual) == len(wanted) > 0
+    return sum(abs(first - other) for first, other in zip(actual, wanted, strict=True)) / len(actual)
 
 
 def changed(policy: Policy, seed: int) -> Policy:
@@ -146,8 +146,8 @@ def test_rollouts_with_tools_have_the_trainers_log_probs(policy: Policy, engine:
     gaps: list[float] = []
     for row in rows:
         wanted = recomputed(policy, row.input_ids)
-        acts = [place for place, action in enumerate(row.action_mask) if action]
-        gaps += [abs(row.logprobs[place] - wanted[place - 1]) for place in acts]
+        acts = [position for position, action in enumerate(row.action_mask) if action]
+        gaps += [abs(row.logprobs[position] - wanted[position - 1]) for position in acts]
         assert {span.version for span in row.spans} == {policy.version}
         again = policy.codec
         assert row.input_ids[: row.messages[1].token_start or 0] == again.opening(row.messages[:1], row.tools)
@@ -162,10 +162,10 @@ def test_score_gives_the_trainers_log_probs(policy: Policy, engine: VLLMEngine) 
 
 def test_a_teacher_behind_vllm_says_what_one_in_this_process_says(policy: Policy, engine: VLLMEngine) -> None:
     rows = [tokenize(run, policy.codec, "digest") for run in expert_runs(4)]
-    theirs, ours = (Teacher(policy, policy, one).logprobs(rows) for one in (engine, None))
-    for one, other, row in zip(theirs, ours, rows, strict=True):
-        assert mean_gap(one[row.action_mask].tolist(), other[row.action_mask].tolist()) <= TOLERANCE
-        assert not one[[not acts for acts in row.action_mask]].any()
+    theirs, ours = (Teacher(policy, policy, item).logprobs(rows) for item in (engine, None))
+    for first, other, row in zip(theirs, ours, rows, strict=True):
+        assert mean_gap(first[row.action_mask].tolist(), other[row.action_mask].tolist()) <= TOLERANCE
+        assert not first[[not acts for acts in row.action_mask]].any()
 
 
 def test_sampling_records_the_distribution_it_drew_from(policy: Policy, engine: VLLMEngine) -> None:
@@ -209,7 +209,7 @@ def test_more_prompts_than_fit_one_step_are_all_computed(policy: Policy, engine:
 
     async def one(number: int) -> Session:
         session = engine.open((number,))
-        session.observe([5 + (7 * place + number) % 400 for place in range(200)])
+        session.observe([5 + (7 * position + number) % 400 for position in range(200)])
         session.act(await engine.turn(session, Sampling(max_turn_tokens=4, max_tokens=250), stop=[], seed=number))
         return session
 
@@ -248,9 +248,9 @@ def test_weights_that_change_in_mid_request_label_each_token_truly(policy: Polic
         assert session.spans[-1].end == len(session.ids)
         for span in session.spans:
             wanted = recomputed(by_version[span.version], session.ids)[span.start - 1 : span.end - 1]
-            found = session.logprobs[span.start : span.end]
-            assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) <= 1e-3
-            assert mean_gap(found, wanted) <= TOLERANCE
+            result = session.logprobs[span.start : span.end]
+            assert max(abs(a - b) for a, b in zip(result, wanted, strict=True)) <= 1e-3
+            assert mean_gap(result, wanted) <= TOLERANCE
     print("loads took", [round(seconds, 3) for seconds in engine.loads], "s")
 
 
@@ -306,7 +306,7 @@ def test_adapters_label_each_turn_truly_and_come_back_with_a_server_that_is_kill
             running = [asyncio.create_task(sampled(engine, number, 220)) for number in range(8)]
             await asyncio.sleep(0.2)
             await engine.load(Weights(1, made.model))
-            assert not all(one.done() for one in running), "the adapter came too late"
+            assert not all(process.done() for process in running), "the adapter came too late"
             later = await asyncio.gather(
                 *(sampled(engine, number, 220) for number in range(8)), engine.score([5, 6, 7])
             )
@@ -320,7 +320,7 @@ def test_adapters_label_each_turn_truly_and_come_back_with_a_server_that_is_kill
             for session, _ in sessions:
                 assert [span.version for span in session.spans] == [version]
                 assert len(session.ids) == 3 + 220
-                gaps = [mean_gap(session.logprobs[3:], recomputed(one, session.ids)[2:]) for one in (first, made)]
+                gaps = [mean_gap(session.logprobs[3:], recomputed(item, session.ids)[2:]) for item in (first, made)]
                 assert gaps[version] <= TOLERANCE < gaps[1 - version]
         assert engine.replicas[0].restarts == 1
         print("the adapter took", [round(seconds, 3) for seconds in engine.loads], "s")
@@ -357,20 +357,20 @@ def test_nothing_is_left_of_a_process_that_is_killed(policy: Policy, tmp_path: P
     starter.send_signal(number)
     starter.wait()
     _, alive = psutil.wait_procs(left, timeout=30)
-    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.skipif(not IN_PROCESS, reason="the example imports vLLM: `make test-vllm` runs it where that is installed")
 def test_a_model_folder_answers_in_transformers_and_in_vllm_as_the_page_shows(policy: Policy, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/how-to/vllm.md").read_text()
-    found = re.search(r"```python\n(# ask.py.*?)```.*?```console\n\$ [^\n]*FOLDER \"(.*?)\"\n(.*?)```", page, re.DOTALL)
-    assert found
-    code, question, shown = found.groups()
+    match = re.search(r"```python\n(# ask.py.*?)```.*?```console\n\$ [^\n]*FOLDER \"(.*?)\"\n(.*?)```", page, re.DOTALL)
+    assert match
+    code, question, shown = match.groups()
     (tmp_path / "ask.py").write_text(code)
     policy.save(tmp_path / "model")
     command = [sys.executable, str(tmp_path / "ask.py"), str(tmp_path / "model"), question]
     env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
     ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert ran.returncode == 0, ran.stderr[-2000:]
-    said = [line for line in ran.stdout.splitlines() if line.startswith(("transformers: ", "vLLM: "))]
-    assert said == shown.splitlines()
+    texts = [line for line in ran.stdout.splitlines() if line.startswith(("transformers: ", "vLLM: "))]
+    assert texts == shown.splitlines()

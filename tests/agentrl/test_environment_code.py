@@ -35,7 +35,7 @@ def attempt(task: Task, *messages: Message, environment: Code = ENV) -> tuple[li
 
     async def go() -> tuple[list[str], CodeEpisode, Any]:
         episode = await environment.reset(task)
-        heard = [one.content for message in messages for one in (await episode.step(message)).messages]
+        heard = [entry.content for message in messages for entry in (await episode.step(message)).messages]
         return heard, episode, await episode.score()
 
     return blocking(go())
@@ -46,7 +46,7 @@ def test_each_bug_shows(kind: Any) -> None:
     random = Random(0)
     for k in {kind.low, kind.high}:
         for wrong in kind.wrong:
-            ours, theirs = (function(one.replace("{k}", str(k))) for one in (kind.right, wrong))
+            ours, theirs = (function(item.replace("{k}", str(k))) for item in (kind.right, wrong))
             inputs = [draw_values(random) for _ in range(300)]
             assert any(ours(values) != theirs(values) for values in inputs), (wrong, k)
 
@@ -72,10 +72,12 @@ def test_the_expert_solves_and_an_untouched_repository_fails(level: int) -> None
         task = of_level(level, seed)
         row = demonstrate(ENV, task, 0.0, 0, "t")
         assert (row.success, row.reward, row.n_tool_errors) == (True, 1.0, 0), task.prompt
-        asked = [one.tool_calls[0].name for one in row.messages if one.tool_calls]
+        asked = [message.tool_calls[0].name for message in row.messages if message.tool_calls]
         assert (asked[0], asked[-1]) == ("read", "run_tests")
         assert "2 passed, 0 failed" in row.messages[-2].content
-        assert [one.reward for one in row.messages if one.reward] == [1.0], "both visible tests are right now"
+        assert [message.reward for message in row.messages if message.reward] == [1.0], (
+            "both visible tests are right now"
+        )
         _, _, score = attempt(task)
         given = json.loads(task.metadata)
         assert not score.success
@@ -125,7 +127,7 @@ def test_tools_read_search_and_edit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "text"),
     [
         (call("read", path="main"), "there is no file 'main'; did you mean main.py"),
         (call("read", path="main.py", first=99), "main.py has"),
@@ -137,14 +139,14 @@ def test_tools_read_search_and_edit() -> None:
         (call("run"), "no tool run; there are read, search, edit, run_tests"),
     ],
 )
-def test_wrong_calls_are_observations(message: Message, said: str) -> None:
+def test_wrong_calls_are_observations(message: Message, text: str) -> None:
     async def go() -> tuple[str, int]:
         episode = await ENV.reset(of_level(3))
         step = await episode.step(message)
         return step.messages[0].content, step.info["tool_errors"]
 
     content, errors = blocking(go())
-    assert said in content
+    assert text in content
     assert errors == 1
 
 
@@ -161,7 +163,10 @@ def test_the_reward_may_be_the_share_of_tests_or_count_the_patch() -> None:
     assert none.reward == 0
     assert 0 < some.reward <= whole.reward
     assert (whole.success, whole.reward) == (True, 1.5)
-    assert [(one.name, one.weight) for one in whole.components] == [("tests", 1.0), ("similarity", 0.5)]
+    assert [(component.name, component.weight) for component in whole.components] == [
+        ("tests", 1.0),
+        ("similarity", 0.5),
+    ]
 
 
 def test_patches_are_compared_without_line_numbers() -> None:
@@ -227,7 +232,7 @@ def test_nobody_is_paid_for_less_than_a_solution(cheat: str) -> None:
 def test_the_reward_of_a_step_does_not_come_from_the_tests_in_the_workspace() -> None:
     """The tests run in a process of their own, after the calls, so they cannot print results for them."""
     task = of_level(3)
-    right = [repr(one[3]) for one in json.loads(task.metadata)["shown"].values()]
+    right = [repr(entry[3]) for entry in json.loads(task.metadata)["shown"].values()]
     printing = "print(" + repr("\n".join(right)) + ")\ndef test_1(): pass"
     ending = call("edit", path="main.py", old="", new="import os; os._exit(0)")
     heard, episode, score = attempt(
@@ -241,7 +246,7 @@ def test_a_solution_of_the_visible_tests_alone_is_none() -> None:
     task = of_level(1)
     tests = json.loads(task.metadata)["files"]["test_main.py"]
     asked, wanted = (re.findall(pattern, tests) for pattern in (r"got = \w+\((.*)\)", r"got == (\[.*?\])"))
-    table = "{" + ", ".join(f"{one!r}: {result}" for one, result in zip(asked, wanted, strict=True)) + "}"
+    table = "{" + ", ".join(f"{request!r}: {result}" for request, result in zip(asked, wanted, strict=True)) + "}"
     name = re.findall(r"import (\w+)", tests)[0]
     source = f"def {name}(values): return {table}.get(str(values))"
     heard, _, score = attempt(task, call("edit", path="main.py", old="", new=source), call("run_tests"))

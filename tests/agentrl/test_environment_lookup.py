@@ -65,7 +65,7 @@ def test_compositional_tasks_are_chains_that_occur_nowhere_else_of_relations_tha
     assert len(splits["compositional"]) == 256
     assert not novel & set(ordinary)
     assert {len(chain) for chain in novel} == {2, 3}
-    assert {relation for chain in novel for relation in chain} <= {one for chain in ordinary for one in chain}
+    assert {relation for chain in novel for relation in chain} <= {link for chain in ordinary for link in chain}
     sets = [{path_of(task) for task in rows} for rows in splits.values()]
     assert sum(map(len, sets)) == len(set.union(*sets))
 
@@ -135,8 +135,8 @@ def walk(task: Task, *asked: tuple[str, str], answer: str) -> Trajectory:
     messages = [Message(role=Role.USER, content=task.prompt)]
     for who, rel in asked:
         messages.append(Message(role=Role.ASSISTANT, tool_calls=[call("find", {"who": who, "rel": rel})]))
-        found = FACTS.get(who, {}).get(rel, "unknown")
-        messages.append(Message(role=Role.TOOL, content=found, tool_call_id="call_0", name="find"))
+        result = FACTS.get(who, {}).get(rel, "unknown")
+        messages.append(Message(role=Role.TOOL, content=result, tool_call_id="call_0", name="find"))
     messages.append(Message(role=Role.ASSISTANT, content=answer))
     return Trajectory(
         trajectory_id="t", episode_id="t", task_id=task.task_id, source="model", env="lookup", split="train",

@@ -136,12 +136,12 @@ def test_what_others_have_not_shared_is_denied_and_counted() -> None:
     assert score.state["denied"] == [
         "write roadmap", "read salaries", "write salaries", "own roadmap", "read leads", "post in leads",
     ]  # fmt: skip
-    said = [step.messages[0].content for step in steps]
-    assert said[1] == f"403: 'roadmap' belongs to {file['roadmap'].owner}; you may read it"
-    assert said[2] == f"403: 'salaries' belongs to {file['salaries'].owner}; it is not shared with you"
-    assert said[5] == "403: you are no member of the channel 'leads'"
-    assert "salaries" not in said[7]
-    assert f"roadmap (slides, of {file['roadmap'].owner}, you may read it)" in said[7].splitlines()
+    texts = [step.messages[0].content for step in steps]
+    assert texts[1] == f"403: 'roadmap' belongs to {file['roadmap'].owner}; you may read it"
+    assert texts[2] == f"403: 'salaries' belongs to {file['salaries'].owner}; it is not shared with you"
+    assert texts[5] == "403: you are no member of the channel 'leads'"
+    assert "salaries" not in texts[7]
+    assert f"roadmap (slides, of {file['roadmap'].owner}, you may read it)" in texts[7].splitlines()
     assert (score.state["violations"], score.state["posted"]) == ([], {}), "a refusal is an error and no violation"
 
 
@@ -158,7 +158,7 @@ def test_an_errand_goes_where_the_permission_allows(access: str) -> None:
     assert (steps[0].info["tool_errors"], score.state["denied"]) == (
         (0, []) if access == "write" else (1, ["write plan"])
     )
-    other = next(one for one in TASKS if "If you may not write" in one.prompt and shared(one) != access)
+    other = next(task for task in TASKS if "If you may not write" in task.prompt and shared(task) != access)
     placed = [action for action in way(task) if action[:2] not in (("drive", "create"), ("drive", "write"))]
     [write] = [action for action in way(other) if action[:2] == ("drive", "write")]
     assert not play(task, *placed, write, "Done.")[1].success
@@ -215,7 +215,7 @@ def test_more_calls_earn_no_more_than_the_shortest_way() -> None:
     most = CALL * len(way(task))
     reads = [("mail", "read", {"number": f"M{number}"}) for number in range(1, 26)]
     wrong = [("mail", "read", {"number": f"N{number}"}) for number in range(12)]
-    for calls in (reads, reads[:2] * 12, [one for pair in zip(wrong, reads, strict=False) for one in pair]):
+    for calls in (reads, reads[:2] * 12, [row for pair in zip(wrong, reads, strict=False) for row in pair]):
         steps, _ = play(task, *calls)
         assert all(step.reward < most for step in steps)
         assert sum(step.reward for step in steps) <= most + 1e-9
@@ -242,9 +242,9 @@ def achieved(score: Any, task: Task) -> list[Task]:
 def test_an_errand_that_failed_was_another_one(level: int) -> None:
     """What one task's way did in the office of another task is an errand of that office."""
     done = 0
-    for task in [one for one in TASKS if one.level == level]:
+    for task in [task for task in TASKS if task.level == level]:
         number = json.loads(task.metadata)["office"]
-        other = next(one for one in TASKS if one.level != level and one.prompt != task.prompt)
+        other = next(entry for entry in TASKS if entry.level != level and entry.prompt != task.prompt)
         placed = json.loads(other.metadata) | {"office": number}
         failed = other.model_copy(update={"metadata": json.dumps(placed)})
         turns = [*way(task), json.loads(task.metadata)["answer"]]
@@ -305,13 +305,13 @@ def test_wrong_operations_are_told() -> None:
         ("user", "tell", {}),
     ]
     steps, _ = play(of_level(1), *calls)
-    said = [step.messages[0].content for step in steps]
-    assert said[0].startswith("no tool fly; there are search, read, move, ")
-    assert said[1].startswith("read: number: ")
-    assert said[2] == "404: there is no file 'roadmaps'"
-    assert said[3].startswith("403: 'roadmap' belongs to ")
-    assert said[4].startswith("400: 'first' is no range")
-    assert said[5].startswith("400: the operation of user is ask")
+    texts = [step.messages[0].content for step in steps]
+    assert texts[0].startswith("no tool fly; there are search, read, move, ")
+    assert texts[1].startswith("read: number: ")
+    assert texts[2] == "404: there is no file 'roadmaps'"
+    assert texts[3].startswith("403: 'roadmap' belongs to ")
+    assert texts[4].startswith("400: 'first' is no range")
+    assert texts[5].startswith("400: the operation of user is ask")
     assert [step.info["tool_errors"] for step in steps] == [1] * 6
 
 

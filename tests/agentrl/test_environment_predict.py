@@ -29,32 +29,32 @@ words = st.lists(st.sampled_from(["attic", "cave", "den", "go", "mill"]), max_si
 
 
 @given(words, words)
-def test_rouge_is_symmetric_and_one_only_for_equal_words(one: str, other: str) -> None:
-    assert rouge_l(one, other) == pytest.approx(rouge_l(other, one))
-    assert 0 <= rouge_l(one, other) <= 1
-    assert (rouge_l(one, other) == pytest.approx(1.0)) == (one == other)
+def test_rouge_is_symmetric_and_one_only_for_equal_words(first: str, other: str) -> None:
+    assert rouge_l(first, other) == pytest.approx(rouge_l(other, first))
+    assert 0 <= rouge_l(first, other) <= 1
+    assert (rouge_l(first, other) == pytest.approx(1.0)) == (first == other)
 
 
-def scored(environment: Predict, truth: Any, said: str | None) -> Any:
+def scored(environment: Predict, truth: Any, text: str | None) -> Any:
     task = Task(task_id="p", env="predict", split="train", prompt="?", ground_truth=json.dumps(truth))
 
     async def go() -> Any:
         episode = await environment.reset(task)
-        if said is not None:
-            await episode.step(Message(role=Role.ASSISTANT, content=said))
+        if text is not None:
+            await episode.step(Message(role=Role.ASSISTANT, content=text))
         return await episode.score()
 
     return blocking(go())
 
 
 @pytest.mark.parametrize(
-    ("tau", "said", "reward"),
+    ("tau", "message", "reward"),
     [(0.0, "one two three", 1.0), (0.0, "one two four", 0.0), (0.4, "one two four", 1.0), (0.3, "one two four", 0.0)],
 )
-def test_a_prediction_is_right_within_tau(tau: float, said: str, reward: float) -> None:
-    score = scored(Predict(tau=tau), "one two three", said)
+def test_a_prediction_is_right_within_tau(tau: float, message: str, reward: float) -> None:
+    score = scored(Predict(tau=tau), "one two three", message)
     assert (score.reward, score.success) == (reward, bool(reward))
-    assert score.state["similarity"] == pytest.approx(1.0 if said.endswith("three") else 2 / 3)
+    assert score.state["similarity"] == pytest.approx(1.0 if message.endswith("three") else 2 / 3)
 
 
 def test_one_of_several_observations_is_enough_and_silence_is_wrong() -> None:

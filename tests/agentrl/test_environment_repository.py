@@ -136,7 +136,7 @@ def call(name: str, **arguments: Any) -> Message:
 def attempt(environment: Repository, task: Task, *messages: Message) -> tuple[list[str], Any]:
     async def go() -> tuple[list[str], Any]:
         episode = await environment.reset(task)
-        heard = [one.content for message in messages for one in (await episode.step(message)).messages]
+        heard = [entry.content for message in messages for entry in (await episode.step(message)).messages]
         return heard, await episode.score()
 
     return blocking(go())
@@ -148,10 +148,10 @@ def test_the_expert_solves_the_issue(clones: Path, task: Task) -> None:
     state = json.loads(row.final_state)
     assert state["tests"] == dict.fromkeys([*FAIL, *PASS], True)
     assert "+    if count >= 10:" in state["patch"].splitlines()
-    shown = [one.content for one in row.messages if one.role is Role.TOOL]
+    shown = [message.content for message in row.messages if message.role is Role.TOOL]
     assert shown[0] == CORE
     assert "3 passed" in shown[-1], "the tests of the repository, as the policy sees them"
-    assert not any("test_ten" in one for one in shown), "hidden tests stay hidden"
+    assert not any("test_ten" in entry for entry in shown), "hidden tests stay hidden"
 
 
 def test_an_untouched_repository_passes_what_it_passed(clones: Path, task: Task) -> None:
@@ -279,7 +279,7 @@ def test_comparisons_are_told_and_literals_are_left_out() -> None:
     assert "18" not in source
     assert re.search(rf"{NAME}\('[0-9:]+', price\(ten, each\), whole\)", source)
     assert "self.assertEqual(price(10, 0), 0)" in source, "of another test"
-    [few] = [place for place, literal in literals.items() if literal == 6]
+    [few] = [key for key, literal in literals.items() if literal == 6]
     assert right([[few, "6"], ["1:4", "[1, (2,)]", "[1, (2,)]"]], literals)
     for wrong in ([few, "7"], [few, "Yes()"], ["1:4", "1"], ["1:4", "1", "2"], [few, "__import__('os')", "6"]):
         assert not right([wrong], literals)
@@ -305,7 +305,7 @@ def test_text():
         "def text():\n    return 'a'\n",
         "test_work.py": tests,
     }
-    names = [f"test_work.py::test_{one}" for one in ("money", "near", "text")]
+    names = [f"test_work.py::test_{name}" for name in ("money", "near", "text")]
     package = str(Path(pytest.__file__).parents[1])
     hidden = HiddenTests(names, solution, [package])
     sandbox = Bubblewrap(limits=LIMITS, readable=(package,))
@@ -332,15 +332,15 @@ def test_snapshots_have_every_file_and_patches_fit(clones: Path, task: Task) -> 
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [("{}", "line 2: instance_id: Field required"), ("no json", "line 2: Invalid JSON"), (None, "is there twice")],
 )
 def test_wrong_task_files_are_errors_that_name_the_line(
-    clones: Path, tmp_path: Path, line: str | None, said: str
+    clones: Path, tmp_path: Path, line: str | None, message: str
 ) -> None:
     right = (clones / "tasks.jsonl").read_text()
     (tmp_path / "tasks.jsonl").write_text(right + (right if line is None else line))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         instances(tmp_path / "tasks.jsonl")
 
 
@@ -348,9 +348,9 @@ def test_tests_end_with_an_assertion_however_they_end() -> None:
     names = [*FAIL, *PASS]
     places = {place(name) for name in names}
     assert ("tests/test_core.py", ("TestShop", "test_ten_of_two")) in places
-    ends = {one: f"assert {number} == 0" for number, (_, one) in enumerate(sorted(places))}
-    source, found = ended_by(MORE_TESTS, ends)
-    assert found == set(ends)
+    ends = {item: f"assert {number} == 0" for number, (_, item) in enumerate(sorted(places))}
+    source, result = ended_by(MORE_TESTS, ends)
+    assert result == set(ends)
     assert all(source.count(f"finally:\n{' ' * indent}assert") for indent in (8, 12))
     compile(source, "tests", "exec")
     early = "import pytest\ndef test_a():\n    return\ndef test_b():\n    pytest.skip()\nasync def test_c():\n    pass"
@@ -367,21 +367,21 @@ def test_tests_end_with_an_assertion_however_they_end() -> None:
 
 def test_what_is_no_test_file_stays_as_it_is() -> None:
     assert ended_by("no python (", {("test_few",): "pass"}) == ("no python (", set())
-    source, found = ended_by('"""Doc."""\nfrom __future__ import annotations\n\ndef test_a():\n    pass', {})
+    source, result = ended_by('"""Doc."""\nfrom __future__ import annotations\n\ndef test_a():\n    pass', {})
     compile(source, "tests", "exec")
-    assert found == set()
+    assert result == set()
 
 
 def test_a_stored_episode_is_made_again_with_its_files(clones: Path, task: Task) -> None:
     """What pytest prints does not say how long it took, so a replay is answered as the row was."""
-    place, row = environment(clones), demonstrate(environment(clones), task, 0.0, 0, "r")
+    position, row = environment(clones), demonstrate(environment(clones), task, 0.0, 0, "r")
     assert row.success
     report = row.messages[-2].content
     assert re.search(r"[0-9]+ passed$", report), report
     end = max(number for number, message in enumerate(row.messages) if message.role is Role.ASSISTANT)
 
     async def again() -> bool:
-        episode = await rebuild(place, task, row.messages[:end])
+        episode = await rebuild(position, task, row.messages[:end])
         await episode.step(row.messages[end])
         return (await episode.score()).success  # type: ignore[union-attr]
 

@@ -87,8 +87,8 @@ def test_invented_numbers_and_citations_are_no_success() -> None:
         calls += [("plan", {"hypothesis": json.loads(task.ground_truth)})]
         calls += [experiment(task, value) for value in meta(task)["values"]]
         calls += [("analyse", {"factor": meta(task)["factor"]})]
-        for name, said in expert.items():
-            calls.append(("write", {"section": name, "text": said + (f" {invented}" if name == section else "")}))
+        for name, words in expert.items():
+            calls.append(("write", {"section": name, "text": words + (f" {invented}" if name == section else "")}))
         _, score = study(task, *calls, ("submit", {}))
         assert not score.success
         assert score.state["violations"] == [invented.split()[-1].strip("[]")]
@@ -169,9 +169,9 @@ def test_an_experiment_that_fails_is_tried_again_three_times_at_most() -> None:
     dataset, (factor, value) = next(iter(ENV.lab.heavy.items()))
     heavy = ("run_experiment", {"dataset": dataset, "settings": {factor: value, "batch": 64}})
     steps, _ = study(TASKS[0], ("plan", {"hypothesis": 1}), *[heavy] * (RETRIES + 2))
-    said = [text(step) for step in steps[1:]]
-    assert said[: RETRIES + 1] == ["out of memory; batch 8 needs less"] * (RETRIES + 1)
-    assert said[-1] == f"this has failed {RETRIES + 1} times; change the settings"
+    texts = [text(step) for step in steps[1:]]
+    assert texts[: RETRIES + 1] == ["out of memory; batch 8 needs less"] * (RETRIES + 1)
+    assert texts[-1] == f"this has failed {RETRIES + 1} times; change the settings"
 
 
 def test_a_contradicted_hypothesis_is_revised_and_a_contradicted_paper_cited() -> None:

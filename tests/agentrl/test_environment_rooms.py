@@ -146,7 +146,7 @@ def test_signs_name_the_rooms_behind_the_doors() -> None:
                 door = call.parsed()["door"]
                 signs = dict(reversed(sign.split()) for sign in seen.split(". ")[1].split(", "))
                 assert signs == {
-                    one: home.names[home.leads[home.numbers[room_of(seen)]][n]] for n, one in enumerate(DOORS)
+                    door: home.names[home.leads[home.numbers[room_of(seen)]][n]] for n, door in enumerate(DOORS)
                 }
             else:
                 assert room_of(message.content) == signs[door]
@@ -161,9 +161,9 @@ def test_an_expert_that_speaks_names_each_room_before_its_door() -> None:
     assert tasks == quiet.tasks({"train": 40}, 0)["train"]
     for task in tasks:
         row = demonstrate(spoken, task, 0.3, 0, "t")
-        said = [message.content for message in row.messages if message.role is Role.ASSISTANT and message.tool_calls]
+        texts = [message.content for message in row.messages if message.role is Role.ASSISTANT and message.tool_calls]
         heard = [message.content for message in row.messages if message.role is Role.TOOL]
-        assert [f"{room}." for room in heard] == said[: len(heard)]
+        assert [f"{room}." for room in heard] == texts[: len(heard)]
 
 
 def room_of(seen: str) -> str:

@@ -41,10 +41,10 @@ def meaning(expression: Any) -> set[str]:
 @given(st.integers(0, 10**6), st.integers(1, 5))
 def test_a_question_has_its_hops_its_answer_and_no_shortcut(seed: int, count: int) -> None:
     random = Random(seed)
-    found = None
-    while found is None:
-        found = questions.compose(WORLD, count, random)
-    expression, answers = found
+    result = None
+    while result is None:
+        result = questions.compose(WORLD, count, random)
+    expression, answers = result
     assert meaning(expression) == set(answers)
     assert questions.hops(expression) == count
     prompt, named = questions.text(WORLD, expression), questions.constants(expression)
@@ -63,13 +63,13 @@ def test_a_question_has_its_hops_its_answer_and_no_shortcut(seed: int, count: in
 @given(st.integers(0, 10**6))
 def test_a_longer_question_has_the_same_answer(seed: int) -> None:
     random = Random(seed)
-    found = longer = None
+    result = longer = None
     while longer is None:
-        found = questions.compose(WORLD, random.randint(1, 3), random)
-        longer = found and questions.expanded(WORLD, found[0], random)
-    assert found
-    assert meaning(longer) == set(found[1])
-    assert questions.hops(longer) == questions.hops(found[0]) + 1
+        result = questions.compose(WORLD, random.randint(1, 3), random)
+        longer = result and questions.expanded(WORLD, result[0], random)
+    assert result
+    assert meaning(longer) == set(result[1])
+    assert questions.hops(longer) == questions.hops(result[0]) + 1
 
 
 def test_the_text_of_a_question() -> None:
@@ -123,12 +123,12 @@ def test_search_gives_pages_and_read_refuses_unknown_titles() -> None:
 def test_answers_are_compared_exactly_or_by_words() -> None:
     exact, soft = SearchQA(), SearchQA(SearchConfig(reward="f1"))
     tasks = exact.tasks({"train": 200}, 0)["train"]
-    one = next(task for task in tasks if json.loads(task.ground_truth).count(" ") == 1)
+    entry = next(task for task in tasks if json.loads(task.ground_truth).count(" ") == 1)
     two = next(task for task in tasks if ";" in task.ground_truth)
-    half = json.loads(one.ground_truth).split()[0]
-    assert act(exact, one, half)[1].reward == 0
-    assert act(soft, one, half)[1].reward == pytest.approx(2 / 3)
-    assert not act(soft, one, half)[1].success
+    half = json.loads(entry.ground_truth).split()[0]
+    assert act(exact, entry, half)[1].reward == 0
+    assert act(soft, entry, half)[1].reward == pytest.approx(2 / 3)
+    assert not act(soft, entry, half)[1].success
     first, second = json.loads(two.ground_truth).split("; ")
     assert act(exact, two, f"{second}; {first} ")[1].success
     assert not act(exact, two, first)[1].success

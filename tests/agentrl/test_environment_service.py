@@ -81,11 +81,11 @@ def test_the_customer_says_what_is_asked() -> None:
         "Do you confirm the change of A999999?",
         f"Do you confirm the change of {request.order}?",
     )
-    said = [step.messages[0].content for step in steps]
-    assert said[0] == "As I said: I want to change the address of an order."
-    assert said[1] == f"My email is {json.loads(task.metadata)['email']}."
-    assert said[2] == f"It is order {request.order}. The new address is {request.detail}."
-    assert said[3:] == ["No, I do not mean that order.", "Yes, please."]
+    texts = [step.messages[0].content for step in steps]
+    assert texts[0] == "As I said: I want to change the address of an order."
+    assert texts[1] == f"My email is {json.loads(task.metadata)['email']}."
+    assert texts[2] == f"It is order {request.order}. The new address is {request.detail}."
+    assert texts[3:] == ["No, I do not mean that order.", "Yes, please."]
     assert task.prompt == "Hello. I want to change the address of an order."
 
 

@@ -52,7 +52,7 @@ def test_a_purchase_is_graded() -> None:
     _, partly = visit(TASK, opened, options[0], ("buy", {}))
     assert (partly.reward, partly.success) == (pytest.approx(4 / 5), False)
     assert visit(TASK, opened, *options)[1].reward == 0, "nothing was bought"
-    other = next(one for one in SHOP.catalogue.products.values() if one.category != WISH.category)
+    other = next(product for product in SHOP.catalogue.products.values() if product.category != WISH.category)
     assert visit(TASK, ("open", {"product": other.number}), ("buy", {}))[1].reward == 0
 
 
@@ -94,7 +94,7 @@ def test_the_expert_narrows_results_that_a_mistake_made_too_narrow() -> None:
 
 
 def test_results_are_filtered_and_paged() -> None:
-    said, _ = visit(
+    text, _ = visit(
         TASK,
         ("search", {"query": WISH.category}),
         ("page", {"number": 2}),
@@ -103,22 +103,22 @@ def test_results_are_filtered_and_paged() -> None:
         ("search", {"query": "submarine"}),
         ("filter", {}),
     )
-    assert said[0].startswith("1-5 of 50\n")
-    assert said[1].startswith("6-10 of 50\n")
+    assert text[0].startswith("1-5 of 50\n")
+    assert text[1].startswith("6-10 of 50\n")
     fitting = [
-        one
-        for one in SHOP.catalogue.by_category[WISH.category]
-        if WISH.attributes[0] in one.attributes and one.price <= 60
+        item
+        for item in SHOP.catalogue.by_category[WISH.category]
+        if WISH.attributes[0] in item.attributes and item.price <= 60
     ]
-    assert f" of {len(fitting)}\n" in said[2]
-    prices = [int(line.split()[-2]) for line in said[2].splitlines()[1:]]
-    assert prices == sorted(one.price for one in fitting)[:5], "the cheapest first"
-    assert said[3] == f"no results on page 99 of {len(fitting)} results"
-    assert said[4] == said[5] == "no results"
+    assert f" of {len(fitting)}\n" in text[2]
+    prices = [int(line.split()[-2]) for line in text[2].splitlines()[1:]]
+    assert prices == sorted(product.price for product in fitting)[:5], "the cheapest first"
+    assert text[3] == f"no results on page 99 of {len(fitting)} results"
+    assert text[4] == text[5] == "no results"
 
 
 def test_mistakes_are_told() -> None:
-    said, _ = visit(
+    text, _ = visit(
         TASK,
         ("buy", {}),
         ("choose", {"option": "color", "value": "red"}),
@@ -126,12 +126,12 @@ def test_mistakes_are_told() -> None:
         ("open", {"product": BEST.number}),
         ("choose", {"option": "color", "value": "plaid"}),
     )
-    assert said[:3] == ["no product is open", "no product is open", "there is no product 'P99999'"]
-    assert said[4] == f"color is one of {', '.join(BEST.options['color'])}"
+    assert text[:3] == ["no product is open", "no product is open", "there is no product 'P99999'"]
+    assert text[4] == f"color is one of {', '.join(BEST.options['color'])}"
 
 
 def test_a_purchase_solves_the_task_that_describes_it() -> None:
-    other = next(one for one in SHOP.catalogue.products.values() if one.category != WISH.category)
+    other = next(product for product in SHOP.catalogue.products.values() if product.category != WISH.category)
     color = other.options["color"][0]
     bought = [("open", {"product": other.number}), ("choose", {"option": "color", "value": color}), ("buy", {})]
     _, score = visit(TASK, *bought)

@@ -71,8 +71,8 @@ def test_the_expert_guesses_unknown_words_within_their_kind_and_knows_the_others
             relations_of(task), asked(demonstrate(ENV, task, 0.0, 0, f"d{number}")), strict=True
         ):
             taken[relation][guess] += 1
-    for place, (relation, guesses) in enumerate(taken.items()):
-        if place < 7:
+    for position, (relation, guesses) in enumerate(taken.items()):
+        if position < 7:
             assert set(guesses) == set(LINKS if relation in LINKS else VALUES)
             assert max(guesses.values()) < 0.4 * guesses.total()
         else:
@@ -121,12 +121,12 @@ def test_a_failed_walk_solves_another_question_in_words(splits: dict[str, list[T
 
 
 def test_settings_are_checked() -> None:
-    for settings, said in (
+    for settings, text in (
         ('{"unknown": 11}', "unknown"),
         ('{"names": 5}', "names"),
         ('{"levels": [4]}', "words has no"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=text):
             load_environment(f"words{settings}")
 
 

@@ -90,7 +90,7 @@ def test_a_coroutine_that_hangs_as_a_tool_is_an_observation_and_counted(policy: 
     acts = runner(policy, Stuck(), tool_s=0.3)
     [row] = play(acts, "wait,wait,done", env="broken")
     assert answers(row) == ["wait took longer than 0.3 s"] * 2
-    assert [one.error for one in row.messages if one.role is Role.TOOL] == [True, True]
+    assert [message.error for message in row.messages if message.role is Role.TOOL] == [True, True]
     assert (row.termination, row.success, row.tags) == (Termination.ANSWERED, True, ["tool_timeouts:2"])
     assert (row.n_tool_calls, row.n_tool_errors, acts.counts) == (2, 2, {"tool_timeouts": 2})
 
@@ -119,8 +119,8 @@ def test_a_failing_environment_ends_its_own_episode_with_the_traceback_in_its_ta
     *failed, fine = rows
     assert [row.termination for row in failed] == [Termination.ENV_ERROR] * 5
     assert {(row.reward, row.success) for row in failed} == {(None, None)}
-    said = ["OSError: no such database", "lost row", "no items", "still open", "TimeoutError"]
-    assert all(one in row.tags[-1] and "Traceback" in row.tags[-1] for one, row in zip(said, failed, strict=True))
+    texts = ["OSError: no such database", "lost row", "no items", "still open", "TimeoutError"]
+    assert all(text in row.tags[-1] and "Traceback" in row.tags[-1] for text, row in zip(texts, failed, strict=True))
     assert (fine.termination, fine.reward, fine.tags) == (Termination.ANSWERED, 1.0, [])
     assert acts.counts == {"env_errors": 5}
     assert rows[1].n_action_tokens > 0, "what was said before the failure is kept"
@@ -193,7 +193,7 @@ def test_a_group_is_released_when_it_is_whole(policy: Policy) -> None:
     ]
 
     async def go() -> list[list[str]]:
-        names = [f"{one.group}-{one.index}" for one in attempts]
+        names = [f"{attempt.group}-{attempt.index}" for attempt in attempts]
         return [
             [row.trajectory_id for row in group] async for group in runner(policy, Shop()).groups(attempts, 0, names)
         ]
@@ -251,7 +251,7 @@ def test_a_wait_that_is_interrupted_cancels_what_it_waited_for() -> None:
         background.wait(endless())
     assert ended.wait(10)
     background.close()
-    assert not [one for one in threading.enumerate() if one.name == "event-loop"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "event-loop"]
 
 
 def test_a_thousand_episodes_are_under_way_at_once(policy: Policy) -> None:
@@ -317,14 +317,14 @@ def test_progress_says_how_fast_and_how_well(policy: Policy) -> None:
 
 def children() -> list[psutil.Process]:
     """Hosts of episodes that this process started."""
-    found = []
+    matches = []
     for process in psutil.Process().children(recursive=True):
         try:
             if "agentrl.environments.hosted_process" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                matches.append(process)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return matches
 
 
 class Patient(Shop):
@@ -338,10 +338,10 @@ def test_calls_that_cannot_be_read_are_answered_by_what_is_wrong_and_counted(pol
     once, twice = play(acts, f"{broken},price fig,done", f"{broken},{broken},done")
     assert (once.termination, once.success) == (Termination.ANSWERED, True)
     assert (once.n_steps, once.n_tool_calls, once.n_tool_errors, once.tags) == (3, 1, 1, ["format_errors:1"])
-    said = once.messages[2]
-    assert (said.role, said.name) == (Role.USER, "format_error")
-    assert said.content.startswith("Your calls could not be read: tool call 0: ")
-    assert not any(once.action_mask[said.token_start : said.token_end]), "no policy said it"
+    message = once.messages[2]
+    assert (message.role, message.name) == (Role.USER, "format_error")
+    assert message.content.startswith("Your calls could not be read: tool call 0: ")
+    assert not any(once.action_mask[message.token_start : message.token_end]), "no policy said it"
     assert (twice.termination, twice.n_steps) == (Termination.FORMAT_ERROR, 2)
     [ended] = play(runner(policy, Patient(), format_retries=0), f"{broken},done")
     assert (ended.termination, ended.n_steps) == (Termination.FORMAT_ERROR, 1)

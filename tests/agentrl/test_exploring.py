@@ -32,8 +32,8 @@ class Wavering(TabularEngine):
 
     async def turn(self, session: Session, sampling: Sampling, *, stop: Sequence[int], seed: int, **more: Any) -> Turn:
         number = self.turns
-        said = await super().turn(session, sampling, stop=stop, seed=seed, **more)
-        ids = said.ids
+        text = await super().turn(session, sampling, stop=stop, seed=seed, **more)
+        ids = text.ids
         mean = self.says[number] if number < len(self.says) else 9.0 * number
         return Turn(ids, [-mean] * len(ids), [Span(version=0, start=0, end=len(ids))], "stop")
 
@@ -58,7 +58,7 @@ def test_a_turn_as_uncertain_as_the_last_is_sampled_again_by_hand(policy: Policy
     for tries, again, second in ((2, 2, 2.0), (1, 1, 1.1)):
         explore = Explore(resample=Resample(eta=0.3, tries=tries))
         rows, counts = next(
-            found for seed in range(12) if len((found := _one(policy, says, explore, seed))[0].messages) > 4
+            result for seed in range(12) if len((result := _one(policy, says, explore, seed))[0].messages) > 4
         )
         spans = turn_spans(rows.messages, rows.action_mask)
         means = [-fmean(rows.logprobs[start:end]) for start, end in spans]
@@ -112,20 +112,20 @@ def test_the_embedded_engine_goes_on_after_a_turn_that_was_refused(policy: Polic
     async def play() -> tuple[Session, list[list[int]], list[float]]:
         with engine.open() as session:
             session.observe(opening)
-            said = []
+            texts = []
             for seed, keep in ((0, True), (1, False), (2, False), (3, True), (4, True)):
                 start = len(session.ids)
                 turn = await engine.turn(session, sampling, stop=[], seed=seed)
-                said.append(turn.ids)
+                texts.append(turn.ids)
                 session.act(turn)
                 if not keep:
                     session.forget(start)
                     assert len(session.ids) == len(session.mask) == len(session.logprobs) == session.spans[-1].end
-            return session, said, await engine.score(session.ids)
+            return session, texts, await engine.score(session.ids)
 
-    session, said, scores = blocking(play())
-    assert session.ids == [*opening, *said[0], *said[3], *said[4]]
-    assert said[1] != said[2]
+    session, text, scores = blocking(play())
+    assert session.ids == [*opening, *text[0], *text[3], *text[4]]
+    assert text[1] != text[2]
     mask = np.array(session.mask)
     np.testing.assert_allclose(np.array(session.logprobs)[mask], np.array([0.0, *scores])[mask], atol=1e-4)
     blocking(engine.close())
@@ -133,24 +133,26 @@ def test_the_embedded_engine_goes_on_after_a_turn_that_was_refused(policy: Polic
 
 def test_calls_at_random_are_not_trained_on(policy: Policy) -> None:
     rows, counts = rolled(policy, TabularEngine(policy.codec, stumbling(0.0)), Explore(tool=0.5))
-    found = 0
+    count = 0
     for row in rows:
         spans = turn_spans(row.messages, row.action_mask)
         masked = [start for start, end in spans if not any(row.action_mask[start:end])]
-        calls = [one for one in row.messages if one.role is Role.ASSISTANT and one.token_start in masked]
-        assert all(one.tool_calls for one in calls)
+        calls = [
+            message for message in row.messages if message.role is Role.ASSISTANT and message.token_start in masked
+        ]
+        assert all(call.tool_calls for call in calls)
         assert len(calls) == sum(int(tag.split(":")[1]) for tag in row.tags if tag.startswith("random_calls:"))
         assert not np.isnan(np.array(row.logprobs)[np.array(row.action_mask)]).any()
-        found += len(calls)
-    assert found == counts["random_calls"] > 3
+        count += len(calls)
+    assert count == counts["random_calls"] > 3
     assert any(row.n_steps > 9 for row in rows), "a policy that always finds the way is led astray"
 
 
 def test_temperatures_are_annealed_over_the_iterations() -> None:
     explore, plain = Explore(temperature=(1.2, 0.7)), Sampling(max_tokens=9)
-    found = [explore.sampling(plain, iteration, 6) for iteration in (0, 3, 5, 9)]
-    assert [one.temperature for one in found if one] == pytest.approx([1.2, 0.9, 0.7, 0.7])
-    assert {one.max_tokens for one in found if one} == {9}
+    matches = [explore.sampling(plain, iteration, 6) for iteration in (0, 3, 5, 9)]
+    assert [item.temperature for item in matches if item] == pytest.approx([1.2, 0.9, 0.7, 0.7])
+    assert {item.max_tokens for item in matches if item} == {9}
     assert Explore().sampling(plain, 0, 6) is None
     with pytest.raises(ValidationError, match="temperatures are above 0"):
         Explore(temperature=(1.0, 0.0))

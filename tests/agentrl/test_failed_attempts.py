@@ -210,7 +210,7 @@ def test_an_agent_that_is_killed_is_no_failure_of_the_policy() -> None:
     ) as runner:
         [row] = runner.run([Attempt(Task(task_id="t", env="program", split="train", prompt="weather?"))], 0, ["r"])
     assert (row.success, row.termination) == (True, Termination.ANSWERED)
-    assert [(one.termination, one.success) for one in failed] == [(Termination.ENV_ERROR, None)]
+    assert [(error.termination, error.success) for error in failed] == [(Termination.ENV_ERROR, None)]
     assert f"died with <Signals.SIGKILL: {signal.SIGKILL.value}>" in failed[0].tags[-1]
     assert runner.counts == {"retried": 1}
 
@@ -230,8 +230,8 @@ def test_shares_are_of_what_the_policy_did(ends: list[Termination]) -> None:
     kept = [end for end in ends if end not in INFRASTRUCTURE]
     assert shares_of_ends(ends) == shares_of_ends(kept)
     assert excluded(ends) + len(kept) == len(ends)
-    said = said_of_excluded(excluded(ends), len(ends))
-    assert bool(said) == (bool(ends) and excluded(ends) / len(ends) > 0.05)
+    text = said_of_excluded(excluded(ends), len(ends))
+    assert bool(text) == (bool(ends) and excluded(ends) / len(ends) > 0.05)
 
 
 def test_every_failure_of_ours_is_one_of_infrastructure() -> None:

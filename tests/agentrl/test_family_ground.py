@@ -58,7 +58,7 @@ def ask(name: str, arguments: str) -> Observation:
 
 
 def test_signature_and_docstring_give_the_schema() -> None:
-    book, cancel, _ = [one["function"] for one in json.loads(schemas(Desk()))]
+    book, cancel, _ = [schema["function"] for schema in json.loads(schemas(Desk()))]
     assert book["description"] == "Book a room.\n\nRooms have doors: two each."
     assert book["parameters"]["properties"] == {
         "room": {"enum": ["red", "blue"], "type": "string", "description": "its colour, as on the door"},
@@ -70,7 +70,7 @@ def test_signature_and_docstring_give_the_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "message"),
     [
         ("book", '{"room": "red", "hours": 2}', '{"room": "red", "hours": 2, "guests": null}'),
         ("book", '{"room": "green", "hours": 9}', "book: room: Input should be 'red' or 'blue'; hours: "),
@@ -84,9 +84,9 @@ def test_signature_and_docstring_give_the_schema() -> None:
         ("borrow", "{}", "no tool borrow; there are book, cancel, say"),
     ],
 )
-def test_arguments_are_checked(name: str, arguments: str, said: str) -> None:
+def test_arguments_are_checked(name: str, arguments: str, message: str) -> None:
     seen = ask(name, arguments)
-    assert seen.content.startswith(said)
+    assert seen.content.startswith(message)
     assert seen.error == (not arguments.endswith("2}"))
 
 
@@ -129,9 +129,9 @@ def test_faults_come_as_often_as_they_should_and_always_at_the_same_calls() -> N
     drawn = [faults.draw("task", number) for number in range(4000)]
     assert drawn == [faults.draw("task", number) for number in range(4000)]
     assert drawn[:50] != [faults.draw("other", number) for number in range(50)]
-    found = Counter(drawn)
+    result = Counter(drawn)
     for name, share in {"rate_limit": 0.1, "server_error": 0.2, "timeout": 0.1, "truncated": 0.1, None: 0.5}.items():
-        assert found[name] / 4000 == pytest.approx(share, abs=0.025)
+        assert result[name] / 4000 == pytest.approx(share, abs=0.025)
     assert Faults().draw("task", 0) is None
     with pytest.raises(ValidationError, match="all faults together are 1"):
         Faults(timeout=0.6, server_error=0.6)

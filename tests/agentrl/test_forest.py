@@ -38,7 +38,7 @@ def row(index: int, turns: int, reward: float, parent: Trajectory | None = None,
         parent_id=parent.trajectory_id if parent else None, fork_at=fork_at, source="model", env="rooms",
         split="train", prompt="attic to vault?", reward=reward, success=reward > 0, termination=Termination.ANSWERED,
         n_action_tokens=sum(mask), n_tokens=len(mask), messages=messages, input_ids=ids, action_mask=mask,
-        logprobs=[-1.0 if one else float("nan") for one in mask],
+        logprobs=[-1.0 if acts else float("nan") for acts in mask],
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_advantages_are_those_in_the_group_and_in_the_tree_and_shared_tokens_hav
     rows = trees()
     credit = assign(DrGRPO(), rows, fork=ForestConfig())
     assert credit.trained == [True] * 6
-    weights = {one.row_id: np.array(one.weights) for one in credit.rows}
+    weights = {row.row_id: np.array(row.weights) for row in credit.rows}
     turn = [slice(2 + number * (TURN + 1), 2 + number * (TURN + 1) + TURN) for number in range(3)]
     assert weights["r0"][turn[0]] == pytest.approx([1 / 3] * TURN)
     assert weights["r0"][turn[1]] == pytest.approx([1.0] * TURN)
@@ -76,14 +76,14 @@ def test_advantages_are_those_in_the_group_and_in_the_tree_and_shared_tokens_hav
     assert weights["r3"][turn[2]] == pytest.approx([1.0] * TURN)
     for name in ("r1", "r4", "r5"):
         assert weights[name][-2:] == pytest.approx([-1 / 3] * 2)
-    trained = np.concatenate([np.array(one.input_ids)[one.mask] for one in credit.rows])
-    assert len(trained) == sum(one.n_action_tokens for one in rows), "each sampled token is trained on once"
+    trained = np.concatenate([np.array(row.input_ids)[row.mask] for row in credit.rows])
+    assert len(trained) == sum(row.n_action_tokens for row in rows), "each sampled token is trained on once"
 
 
 def test_leave_one_out_compares_with_the_others_of_the_group_and_of_the_tree() -> None:
     """Rewards 1, 0, 1 | 0, 0, 0: in the group 1 - 1/5, in the tree 1 - 1/2."""
     credit = assign(RLOO(), trees(), fork=ForestConfig())
-    weights = {one.row_id: one.weights for one in credit.rows}
+    weights = {row.row_id: row.weights for row in credit.rows}
     assert weights["r3"][-2] == pytest.approx(0.8 + 0.5)
     assert weights["r2"][-2] == pytest.approx(-0.4 - 1.0)
     assert weights["r4"][-2] == pytest.approx(-0.4)
@@ -95,7 +95,7 @@ def test_leave_one_out_compares_with_the_others_of_the_group_and_of_the_tree() -
 def test_without_rounds_it_is_the_algorithm_to_the_bit(algorithm: Any, rewards: list[float]) -> None:
     rows = [row(index, 2, reward) for index, reward in enumerate(rewards)]
     plain, forest = assign(algorithm, rows), assign(algorithm, rows, fork=ForestConfig(trees=6, rounds=0))
-    assert [one.model_dump_json() for one in forest.rows] == [one.model_dump_json() for one in plain.rows]
+    assert [row.model_dump_json() for row in forest.rows] == [row.model_dump_json() for row in plain.rows]
     assert (forest.advantages, forest.trained, forest.metrics) == (plain.advantages, plain.trained, plain.metrics)
 
 
@@ -115,17 +115,17 @@ def test_turns_of_a_tree_are_drawn_alike_and_the_same_again() -> None:
     rows, drawn = [row(0, 4, 1.0), row(1, 1, 0.0)], []
     config = ForestConfig(trees=2, nodes=2, rounds=2)
     for seed in range(400):
-        found = config.prefixes(rows, TASK, seed)
-        assert found == config.prefixes(rows, TASK, seed)
-        assert [one.parent for one in found if one] == ["r0", "r0", "r1", "r1"]
-        drawn += [len(one.ids) for one in found[:2] if one]
-        assert {len(one.ids) for one in found[2:] if one} == {2}
+        result = config.prefixes(rows, TASK, seed)
+        assert result == config.prefixes(rows, TASK, seed)
+        assert [node.parent for node in result if node] == ["r0", "r0", "r1", "r1"]
+        drawn += [len(item.ids) for item in result[:2] if item]
+        assert {len(item.ids) for item in result[2:] if item} == {2}
     counts = [drawn.count(2 + turn * (TURN + 1)) for turn in range(4)]
     assert sum(counts) == 800
     assert min(counts) > 150
     grown = [*rows, *(row(index, 4, 0.0, rows[0], 3) for index in (2, 3)), *(row(n, 1, 0.0) for n in (4, 5))]
-    again = [one for seed in range(200) for one in config.prefixes(grown, TASK, seed) if one]
-    assert {(one.parent, len(one.ids)) for one in again if one.parent in ("r0", "r2", "r3")} == {
+    again = [prefix for seed in range(200) for prefix in config.prefixes(grown, TASK, seed) if prefix]
+    assert {(node.parent, len(node.ids)) for node in again if node.parent in ("r0", "r2", "r3")} == {
         ("r0", 2 + turn * (TURN + 1)) for turn in range(4)
     }, "the first turn of a continuation is a state of its parent"
     assert config.prefixes([], TASK, 0) == [None, None]
@@ -134,14 +134,14 @@ def test_turns_of_a_tree_are_drawn_alike_and_the_same_again() -> None:
 
 def test_a_tree_without_turns_begins_again() -> None:
     empty = row(0, 0, 0.0).model_copy(update={"termination": Termination.ENV_ERROR})
-    found = ForestConfig(trees=2, nodes=1).prefixes([empty, row(1, 1, 0.0)], TASK, 0)
-    assert found[0] is None
-    assert found[1] is not None
+    result = ForestConfig(trees=2, nodes=1).prefixes([empty, row(1, 1, 0.0)], TASK, 0)
+    assert result[0] is None
+    assert result[1] is not None
 
 
 def test_calls_that_are_made_again_are_counted_and_a_broken_continuation_is_named() -> None:
     rows = trees()
-    assert [replayed_calls(one) for one in rows] == [0, 0, 1, 2, 0, 1]
+    assert [replayed_calls(row) for row in rows] == [0, 0, 1, 2, 0, 1]
     ForestConfig().check(rows)
     broken = rows[2].model_copy(update={"action_mask": [True] * len(rows[2].action_mask)})
     with pytest.raises(ValueError, match="r2 is trained on tokens of its parent"):

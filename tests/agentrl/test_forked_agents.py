@@ -48,16 +48,16 @@ class Coder(AgentEnvironment):
             messages: list[Any] = [{"role": "user", "content": task.prompt}]
             while True:
                 asked = client.chat.completions.create(model=endpoint.model, messages=messages, tools=[SHELL])  # type: ignore[list-item]
-                said = asked.choices[0].message
-                if not said.tool_calls:
+                reply = asked.choices[0].message
+                if not reply.tool_calls:
                     lines = (Path(folder) / "out").read_text().split() if (Path(folder) / "out").exists() else []
                     return Score(
                         lines == ["a", "b", "c"], (RewardComponent(name="lines", value=len(lines) / 3),), lines
                     )
-                messages.append(said)
+                messages.append(reply)
                 messages += [
                     {"role": "tool", "tool_call_id": call.id, "content": self._shell(call.function.arguments, folder)}  # type: ignore[union-attr]
-                    for call in said.tool_calls
+                    for call in reply.tool_calls
                 ]
 
     @staticmethod

@@ -136,9 +136,9 @@ def call(item: str, number: int = 0, name: str = "take") -> Message:
     return Message(role=Role.ASSISTANT, tool_calls=[ToolCall(id=f"call_{number}", name=name, arguments=arguments)])
 
 
-async def say(episode: Episode, messages: list[Message], *said: Message) -> list[Message]:
+async def say(episode: Episode, messages: list[Message], *text: Message) -> list[Message]:
     """The conversation after these messages and their answers."""
-    for message in said:
+    for message in text:
         step = await episode.step(message)
         messages = [*messages, message, *step.messages]
     return messages
@@ -241,16 +241,16 @@ def test_a_plain_class_has_user_turns_rewards_of_steps_and_tools_that_end(policy
 
 
 def test_lookup_can_be_made_again() -> None:
-    [one] = lookup_tasks(1)
+    [entry] = lookup_tasks(1)
     lookup = load_environment("lookup")
-    metadata = json.loads(one.metadata)
+    metadata = json.loads(entry.metadata)
     arguments = json.dumps({"who": metadata["start"], "rel": metadata["relations"][0]})
     asked = Message(role=Role.ASSISTANT, tool_calls=[ToolCall(id="c", name="find", arguments=arguments)])
 
     async def go() -> None:
-        episode = await lookup.reset(one)
+        episode = await lookup.reset(entry)
         messages = await say(episode, list(episode.opening), asked)
-        again = await fork(lookup, one, episode, messages)
+        again = await fork(lookup, entry, episode, messages)
         assert await again.score() == await episode.score()
 
     asyncio.run(go())

@@ -35,9 +35,9 @@ def demonstrated(environment: Any, task: Task, noise: float = 0.0) -> tuple[list
         adapted = protocol(environment, Threads())
         episode = await adapted.reset(task)
         turns = expert(environment, episode, task, noise, Random(7))
-        said = await played(episode, turns, environment.max_steps)
+        row = await played(episode, turns, environment.max_steps)
         turns.close()
-        return said.messages, await episode.score()
+        return row.messages, await episode.score()
 
     return asyncio.run(run())
 
@@ -161,7 +161,7 @@ class TestTextArena:
         assert told == [texts[2:14:2] for texts in alone]
 
     @pytest.mark.parametrize(
-        ("game", "said"),
+        ("game", "message"),
         [
             (
                 "TicTacToe-v0",
@@ -170,8 +170,8 @@ class TestTextArena:
             ("GuessANumber-v0", "ValueError: Environment GuessANumber-v0-raw not found"),
         ],
     )
-    def test_what_cannot_be_played_is_refused_in_one_line(self, game: str, said: str) -> None:
-        with pytest.raises(ValueError, match=said) as raised:
+    def test_what_cannot_be_played_is_refused_in_one_line(self, game: str, message: str) -> None:
+        with pytest.raises(ValueError, match=message) as raised:
             load("textarena", id=game).tasks({"train": 1}, 0)
         assert "\n" not in str(raised.value)
 

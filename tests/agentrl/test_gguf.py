@@ -80,8 +80,8 @@ def test_a_file_counts_as_gguf_by_its_name_or_its_beginning(tmp_path: Path) -> N
     write(tmp_path / "x.bin")
     (tmp_path / "cut.gguf").write_bytes(b"")
     (tmp_path / "text").write_text("text")
-    found = [gguf.is_gguf(tmp_path / name) for name in ("x.bin", "cut.gguf", "text", "missing.gguf")]
-    assert found == [True, True, False, False]
+    matches = [gguf.is_gguf(tmp_path / name) for name in ("x.bin", "cut.gguf", "text", "missing.gguf")]
+    assert matches == [True, True, False, False]
 
 
 def test_the_folder_of_smollm_is_made_of_the_very_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +106,6 @@ def test_smollm_says_something_sensible() -> None:
     policy = Policy.load(folder)
     ids = policy.codec.opening([Message(role=Role.USER, content="What is the capital of France?")])
     with torch.no_grad():
-        said = policy.model.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :]
-    assert "Paris" in policy.tokenizer.decode(said)
+        text = policy.model.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :]
+    assert "Paris" in policy.tokenizer.decode(text)
     assert policy.model.num_parameters() == 134_515_008

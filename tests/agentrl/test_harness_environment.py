@@ -55,7 +55,7 @@ def played(
     sampling = Sampling(max_tokens=more.pop("room", 4000), max_turn_tokens=more.pop("turn_tokens", 400))
     with RolloutRunner(policy, engine, environment, sampling, limits=Limits(**more)) as runner:
         names = [f"r{number}" for number in range(len(tasks))]
-        rows = runner.run([Attempt(one, group=one.task_id) for one in tasks], 0, names)
+        rows = runner.run([Attempt(task, group=task.task_id) for task in tasks], 0, names)
     assert engine.open_sessions == 0
     assert set(psutil.Process().children(recursive=True)) <= before
     by_word: dict[str, list[Trajectory]] = {}

@@ -15,7 +15,7 @@ HERE = Bubblewrap(limits=LIMITS.model_copy(update={"cpu_s": 1, "wall_s": 120.0})
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "error"),
+    ("code", "message", "error"),
     [
         ("1 + 1", "2", False),
         ("print(3)\nx = 4\nx * 2", "3\n8", False),
@@ -29,9 +29,9 @@ HERE = Bubblewrap(limits=LIMITS.model_copy(update={"cpu_s": 1, "wall_s": 120.0})
         ("held = []\nwhile True: held.append(bytearray(1 << 20))", "stopped: too much memory", True),
     ],
 )
-def test_programs_say_what_they_print_and_how_they_fail(code: str, said: str, error: bool) -> None:
+def test_programs_say_what_they_print_and_how_they_fail(code: str, message: str, error: bool) -> None:
     seen = blocking(executed(HERE, code))
-    assert seen.content == said or (said.endswith("memory") and "MemoryError" in seen.content)
+    assert seen.content == message or (message.endswith("memory") and "MemoryError" in seen.content)
     assert seen.error == error
 
 
@@ -44,11 +44,13 @@ def test_long_output_is_cut() -> None:
 def test_math_is_solved_with_programs() -> None:
     environment = load_environment('math{"tool": "python"}')
     tasks = environment.tasks({"train": 6}, 0)["train"]
-    assert [one["function"]["name"] for one in json.loads(tasks[0].tools)] == ["python"]
+    assert [tool["function"]["name"] for tool in json.loads(tasks[0].tools)] == ["python"]
     for task in tasks:
         row = demonstrate(environment, task, 0.0, 0, "t")
         assert row.success, task.prompt
-        assert sum(one.reward or 0 for one in row.messages) == pytest.approx(1.0), "each calculation is rewarded"
+        assert sum(message.reward or 0 for message in row.messages) == pytest.approx(1.0), (
+            "each calculation is rewarded"
+        )
 
 
 def test_a_failed_program_is_counted_and_the_episode_goes_on() -> None:

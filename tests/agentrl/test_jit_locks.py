@@ -34,15 +34,15 @@ def test_the_lock_of_a_killed_build_is_removed_and_that_of_a_living_one_is_kept(
         assert lock.exists()
         build.kill()
         build.wait()
-    [said] = clear_stale_locks()
-    assert said.startswith(f"removed {lock}")
+    [text] = clear_stale_locks()
+    assert text.startswith(f"removed {lock}")
     assert FileBaton(str(lock)).try_acquire()
 
 
 def test_a_young_lock_of_a_folder_that_machines_share_is_only_reported(lock: Path) -> None:
     lock.touch()
-    [said] = clear_stale_locks(shared=True)
-    assert "if no other machine builds there, remove it" in said
+    [text] = clear_stale_locks(shared=True)
+    assert "if no other machine builds there, remove it" in text
     assert lock.exists()
     os.utime(lock, (time.time() - 3600,) * 2)
     assert clear_stale_locks(shared=True)[0].startswith("removed")

@@ -61,11 +61,11 @@ def test_a_common_prefix_is_computed_once() -> None:
 def test_no_attention_across_rows() -> None:
     """What another row of the pack holds changes nothing, to the last bit that the kernel keeps."""
     model = small_model().eval()
-    one, other = random_rows(2, shared=0)
+    first, other = random_rows(2, shared=0)
     changed = other.model_copy(update={"input_ids": [(token + 1) % VOCABULARY for token in other.input_ids]})
     results = []
     for neighbour in (other, changed):
-        batch = collate(TrainingRows.of([one, neighbour]), packing=True)
+        batch = collate(TrainingRows.of([first, neighbour]), packing=True)
         with torch.no_grad(), packed(model):
             results.append(token_logprobs(model, batch.input_ids, batch.mask, batch.packing)[0])
     torch.testing.assert_close(results[0][0], results[1][0], atol=1e-6, rtol=0)

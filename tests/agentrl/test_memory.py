@@ -51,7 +51,7 @@ def test_parameters_are_counted_from_the_config_alone(config: dict[str, Any], pu
 def test_parameters_are_those_of_a_real_model_tied_or_not(kind: str) -> None:
     model = small_model(kind)
     shape = shape_of_config(model.config)
-    assert shape.parameters * 4 == sum(one.numel() * one.element_size() for one in model.parameters())
+    assert shape.parameters * 4 == sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def test_adapters_are_those_that_peft_adds() -> None:
@@ -60,10 +60,10 @@ def test_adapters_are_those_that_peft_adds() -> None:
     from agentrl.training.lora import add_lora
 
     model = small_model("llama")
-    before = sum(one.numel() for one in model.parameters())
+    before = sum(parameter.numel() for parameter in model.parameters())
     shape = shape_of_config(model.config)
     add_lora(Policy(model, None, "small"), LoRA(rank=3), seed=0)  # type: ignore[arg-type]
-    assert shape.adapters(3) == sum(one.numel() for one in model.parameters()) - before
+    assert shape.adapters(3) == sum(parameter.numel() for parameter in model.parameters()) - before
 
 
 def test_a_model_without_a_config_is_said(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_activations_are_what_a_pass_keeps(kind: Any, bfloat16: bool) -> None:
     model = kind(config).train()
     ids = [list(range(start, start + 200)) for start in (1, 202)]
     mask = torch.ones(2, 200, dtype=torch.bool)
-    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -194,6 +194,6 @@ def test_the_peak_of_a_process_that_trains_is_what_was_said() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run([sys.executable, "-c", TRAINS], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["parameters"] > 90e6
-    assert found["said"] == pytest.approx(found["grew"], rel=0.15), found
+    printed = json.loads(done.stdout)
+    assert printed["parameters"] > 90e6
+    assert printed["said"] == pytest.approx(printed["grew"], rel=0.15), printed

@@ -186,21 +186,21 @@ def test_vtrace_takes_the_place_of_gae_and_of_other_weights() -> None:
 
 def test_a_failed_row_is_blamed_for_its_first_failed_subgoal() -> None:
     call = ToolCall(id="c", name="find", arguments="{}")
-    said = Message(role=Role.ASSISTANT, tool_calls=[call])
+    message = Message(role=Role.ASSISTANT, tool_calls=[call])
     failed = rollout(1, 0.0).model_copy(
         update={
             "input_ids": [1, 2, 3, 4, 5, 6],
             "action_mask": [False, True, False, True, False, True],
             "logprobs": [math.nan, -1.0] * 3,
             "n_tokens": 6,
-            "messages": [Message(role=Role.USER), said, said, Message(role=Role.ASSISTANT)],
+            "messages": [Message(role=Role.USER), message, message, Message(role=Role.ASSISTANT)],
             "final_state": '{"subgoals": [0, null]}',
         }
     )
     solved = rollout(0, 1.0).model_copy(update={"final_state": '{"subgoals": [0, 1]}'})
     credit = assign(GRPO(credit="subgoal"), [solved, failed])
     assert all(credit.rows[0].weights)
-    assert [bool(one) for one in credit.rows[1].weights] == [False, False, False, True, False, True]
+    assert [bool(weight) for weight in credit.rows[1].weights] == [False, False, False, True, False, True]
     with pytest.raises(TrainingError, match="final_state of t-1 names no subgoals"):
         assign(GRPO(credit="subgoal"), [rollout(1, 0.0)])
 

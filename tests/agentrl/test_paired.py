@@ -15,25 +15,25 @@ def run(outcomes: list[float], first: int = 0) -> dict[int, float]:
 def test_the_interval_of_one_run_is_that_of_a_mean() -> None:
     random = np.random.default_rng(0)
     outcomes = random.integers(0, 2, 400).astype(float)
-    found = pooled([run(outcomes.tolist())])
+    result = pooled([run(outcomes.tolist())])
     error = outcomes.std() / sqrt(400)
-    assert found.mean == pytest.approx(outcomes.mean())
-    assert (found.low, found.high) == pytest.approx(
-        (found.mean - 1.96 * error, found.mean + 1.96 * error), abs=0.25 * error
+    assert result.mean == pytest.approx(outcomes.mean())
+    assert (result.low, result.high) == pytest.approx(
+        (result.mean - 1.96 * error, result.mean + 1.96 * error), abs=0.25 * error
     )
 
 
 def test_seeds_that_differ_widen_the_interval_of_their_mean() -> None:
     same = pooled([run([1.0, 0.0] * 50)] * 4)
-    differ = pooled([run([float(share > place / 100) for place in range(100)]) for share in (0.2, 0.4, 0.6, 0.8)])
+    differ = pooled([run([float(share > position / 100) for position in range(100)]) for share in (0.2, 0.4, 0.6, 0.8)])
     assert same.mean == differ.mean == 0.5
     assert differ.high - differ.low > 1.5 * (same.high - same.low)
 
 
 def test_runs_of_other_tasks_are_pooled_too() -> None:
-    found = pooled([run([1.0] * 30), run([0.0] * 10, first=100)])
-    assert found.mean == 0.75
-    assert found.low <= 0.75 <= found.high
+    result = pooled([run([1.0] * 30), run([0.0] * 10, first=100)])
+    assert result.mean == 0.75
+    assert result.low <= 0.75 <= result.high
 
 
 def test_pairing_by_task_sees_what_two_intervals_cannot() -> None:
@@ -41,12 +41,12 @@ def test_pairing_by_task_sees_what_two_intervals_cannot() -> None:
     before = (random.random(300) < 0.5).astype(float)
     after = before.copy()
     after[np.flatnonzero(before == 0)[:15]] = 1.0  # 15 tasks gained, none lost
-    found = difference([run(before.tolist())], [run(after.tolist())])
-    assert (found.mean, found.gained, found.lost, found.tasks) == (pytest.approx(0.05), 15, 0, 300)
-    assert found.shown
+    result = difference([run(before.tolist())], [run(after.tolist())])
+    assert (result.mean, result.gained, result.lost, result.tasks) == (pytest.approx(0.05), 15, 0, 300)
+    assert result.shown
     error = (after - before).std() / sqrt(300)
-    assert (found.high - found.low) == pytest.approx(2 * 1.96 * error, rel=0.15)
-    apart = [pooled([run(one.tolist())]) for one in (before, after)]
+    assert (result.high - result.low) == pytest.approx(2 * 1.96 * error, rel=0.15)
+    apart = [pooled([run(item.tolist())]) for item in (before, after)]
     assert apart[0].high > apart[1].low, "the intervals of both overlap"
 
 
@@ -55,9 +55,9 @@ def test_pairing_by_task_sees_what_two_intervals_cannot() -> None:
     ("changed", "tasks", "shown"), [(1, 1, False), (4, 16, False), (4, 100, False), (6, 100, True)]
 )
 def test_few_tasks_that_changed_show_nothing_whatever_the_interval_says(changed: int, tasks: int, shown: bool) -> None:
-    found = difference([dict.fromkeys(range(tasks), 0.0)], [{n: float(n < changed) for n in range(tasks)}])
-    assert found.gained == changed
-    assert found.shown == shown
+    result = difference([dict.fromkeys(range(tasks), 0.0)], [{n: float(n < changed) for n in range(tasks)}])
+    assert result.gained == changed
+    assert result.shown == shown
 
 
 def test_no_difference_is_not_shown_in_95_of_100_experiments() -> None:
@@ -72,7 +72,7 @@ def test_no_difference_is_not_shown_in_95_of_100_experiments() -> None:
 
 
 def test_only_shared_tasks_are_paired_and_the_rest_is_counted() -> None:
-    found = difference([run([1.0, 0.0, 1.0])], [run([1.0, 1.0], first=1)])
-    assert (found.tasks, found.unshared, found.gained, found.lost) == (2, 1, 1, 0)
+    result = difference([run([1.0, 0.0, 1.0])], [run([1.0, 1.0], first=1)])
+    assert (result.tasks, result.unshared, result.gained, result.lost) == (2, 1, 1, 0)
     with pytest.raises(ValueError, match="share no task"):
         difference([run([1.0])], [run([1.0], first=5)])

@@ -140,9 +140,13 @@ def test_policy_losses(algorithm: PolicyGradient, settings: dict[str, Any], seed
 
 def outputs_of(logprobs: Tensor, mask: Tensor) -> SimpleNamespace:
     """What TRL's patched model returns for the tokens after the first."""
-    one = torch.zeros(mask.shape)[:, 1:]
+    value = torch.zeros(mask.shape)[:, 1:]
     return SimpleNamespace(
-        log_probs=(logprobs * mask)[:, 1:], entropy=one, mean_logits=one, is_top1=one.bool(), log_sum_sq_probs=one
+        log_probs=(logprobs * mask)[:, 1:],
+        entropy=value,
+        mean_logits=value,
+        is_top1=value.bool(),
+        log_sum_sq_probs=value,
     )
 
 

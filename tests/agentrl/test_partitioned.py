@@ -83,10 +83,10 @@ def test_adapters_are_folded_into_files_of_any_size(tmp_path: Path, monkeypatch:
     ) == set(files)
     assert max((tmp_path / "model" / name).stat().st_size for name in files) < 20_000
     merge_lora(policy)
-    found = Policy.load(tmp_path / "model").model.state_dict()
-    assert found.keys() == policy.model.state_dict().keys()
+    result = Policy.load(tmp_path / "model").model.state_dict()
+    assert result.keys() == policy.model.state_dict().keys()
     for name, value in policy.model.state_dict().items():
-        torch.testing.assert_close(found[name], value)
+        torch.testing.assert_close(result[name], value)
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_a_rank_holds_its_share_of_300_million_parameters(tmp_path: Path) -> Non
     pytest.importorskip("deepspeed")
     from benchmarks.online_memory import peaks
 
-    found = peaks(tmp_path)
-    assert found.alone > 4.3
-    print(found)
-    assert found.rank < 0.72 * found.alone, found
+    result = peaks(tmp_path)
+    assert result.alone > 4.3
+    print(result)
+    assert result.rank < 0.72 * result.alone, result

@@ -45,10 +45,10 @@ def ended(process: Process) -> int:
 
 def child_of(log: Path) -> psutil.Process:
     until = time.monotonic() + 20
-    while "child" not in (said := log.read_text() if log.exists() else ""):
-        assert time.monotonic() < until, said
+    while "child" not in (log_text := log.read_text() if log.exists() else ""):
+        assert time.monotonic() < until, log_text
         time.sleep(0.02)
-    return psutil.Process(int(said.partition("child ")[2].split()[0]))
+    return psutil.Process(int(log_text.partition("child ")[2].split()[0]))
 
 
 def is_gone(process: psutil.Process) -> bool:
@@ -144,7 +144,7 @@ def test_processes_are_spread_over_machines_and_gpus_come_back(tmp_path: Path, s
     launcher = over_ssh()
     started = [launcher.start("server", ["sleep", "60"], log=tmp_path / str(n), gpus=2) for n in range(4)]
     assert ssh.read_text().split() == ["one", "me@two", "one", "me@two"]
-    assert [one.address.partition(":")[0] for one in started] == ["one", "two", "one", "two"]
+    assert [item.address.partition(":")[0] for item in started] == ["one", "two", "one", "two"]
     with pytest.raises(LaunchError, match=r"the server needs 1 GPUs of one machine, and 0 of 4, 0 of 4 are left"):
         launcher.start("server", ["sleep", "60"], log=tmp_path / "more", gpus=1)
     started[0].stop()

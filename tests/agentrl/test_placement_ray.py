@@ -47,11 +47,11 @@ def test_commands_run_on_both_nodes_with_gpus_of_their_own(cluster: str, tmp_pat
         launcher = here()
         command = [sys.executable, "-c", SAYS, "{port}"]
         started = [launcher.start("server", command, log=tmp_path / f"log{n}", gpus=1) for n in range(4)]
-        assert [ended(one) for one in started] == [0, 0, 0, 0]
-        said = [(tmp_path / f"log{n}").read_text().split() for n in range(4)]
-        assert sorted(device for _, device, _ in said) == ["0", "0", "1", "1"]
-        assert {word for *_, word in said} == {"said"}
-        for process, (port, *_) in zip(started, said, strict=True):
+        assert [ended(item) for item in started] == [0, 0, 0, 0]
+        text = [(tmp_path / f"log{n}").read_text().split() for n in range(4)]
+        assert sorted(device for _, device, _ in text) == ["0", "0", "1", "1"]
+        assert {word for *_, word in text} == {"said"}
+        for process, (port, *_) in zip(started, text, strict=True):
             assert process.address.rpartition(":")[2] == port.strip("[']")
         with pytest.raises(LaunchError, match="the server needs 1 GPUs of one machine, and 0 of 2, 0 of 2 are left"):
             launcher.start("server", ["true"], log=tmp_path / "more", gpus=1)
@@ -122,7 +122,7 @@ def assert_it_trains_alike(folder: Path, execution: str) -> None:
     assert done.returncode == 0, (done.stdout, done.stderr, logs)
     stages = json.loads(done.stdout)["stages"]
     alone, spread = (
-        [stages[name]["metrics"][one] for one in ("first_loss", "last_loss")] for name in ("alone", "spread")
+        [stages[name]["metrics"][item] for item in ("first_loss", "last_loss")] for name in ("alone", "spread")
     )
     assert spread == pytest.approx(alone, rel=1e-4)
 

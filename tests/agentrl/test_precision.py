@@ -61,9 +61,9 @@ def gain(start: Path, config: OptimizerConfig, steps: int) -> tuple[float, Polic
 def test_a_model_saved_in_bfloat16_learns_as_one_saved_in_float32(lr: float, tmp_path: Path) -> None:
     config = OptimizerConfig(lr=lr)
     expected, _ = gain(saved(tmp_path / "float32", torch.float32), config, 30)
-    found, policy = gain(saved(tmp_path / "bfloat16", torch.bfloat16), config, 30)
+    result, policy = gain(saved(tmp_path / "bfloat16", torch.bfloat16), config, 30)
     assert expected > 0
-    assert found == pytest.approx(expected, rel=1e-3)
+    assert result == pytest.approx(expected, rel=1e-3)
     policy.save(tmp_path / "trained")
     assert Policy.load(tmp_path / "trained").model.dtype == torch.float32  # rounding would undo small steps
 
@@ -71,9 +71,9 @@ def test_a_model_saved_in_bfloat16_learns_as_one_saved_in_float32(lr: float, tmp
 def test_autocast_learns_as_float32_does(tmp_path: Path) -> None:
     start = saved(tmp_path / "bfloat16", torch.bfloat16)
     expected, exact = gain(start, OptimizerConfig(lr=1e-4), 30)
-    found, rounded = gain(start, BF16.model_copy(update={"lr": 1e-4}), 30)
+    result, rounded = gain(start, BF16.model_copy(update={"lr": 1e-4}), 30)
     assert rounded.model.dtype == torch.float32
-    assert found == pytest.approx(expected, rel=0.1)
+    assert result == pytest.approx(expected, rel=0.1)
     assert any(
         not torch.equal(*pair) for pair in zip(exact.model.parameters(), rounded.model.parameters(), strict=True)
     )
@@ -94,7 +94,7 @@ def test_a_model_saved_in_bfloat16_learns_on_two_ranks(zero: Any, precision: Any
         job = TrainingJob(
             objective=SFT(), optimizer=optimizer, deepspeed=DeepSpeed(zero=zero, processes=2), steps=12, batch=8, seed=0
         )
-        losses[dtype] = [one["loss"] for one in launch(job.deepspeed, job.write(folder), lambda _: None)]
+        losses[dtype] = [report["loss"] for report in launch(job.deepspeed, job.write(folder), lambda _: None)]
         assert Policy.load(folder / "model").model.dtype == torch.float32
     alone = Trainer(Policy.load(folder / "start"), SFT(), optimizer, 12)
     expected = [alone.step(batch)["loss"] for batch in [TrainingRows.of(rows)] * 12]
@@ -136,8 +136,8 @@ def measured(policy: Policy, rows: list[TrainingRow]) -> float:
     """The mean negative log-likelihood of trained tokens, in float64."""
     policy = copy.deepcopy(policy).prepare("float32")
     policy.model.double()
-    found = batch_logprobs(policy, TrainingRows.of(rows))
-    return -sum(float(one[row.mask].sum()) for row, one in zip(rows, found, strict=True)) / sum(
+    logprobs = batch_logprobs(policy, TrainingRows.of(rows))
+    return -sum(float(item[row.mask].sum()) for row, item in zip(rows, logprobs, strict=True)) / sum(
         sum(row.mask) for row in rows
     )
 
@@ -159,8 +159,8 @@ def test_an_update_of_the_policy_that_sampled_clips_nothing_under_bfloat16() -> 
     exact = copy.deepcopy(policy).prepare("float32")
     plain = random_rows(16)
     other = [
-        row.model_copy(update={"logprobs": one.tolist()})
-        for row, one in zip(plain, batch_logprobs(exact, TrainingRows.of(plain)), strict=True)
+        row.model_copy(update={"logprobs": logprob.tolist()})
+        for row, logprob in zip(plain, batch_logprobs(exact, TrainingRows.of(plain)), strict=True)
     ]
     assert trainer.gradients(TrainingRows.of(other))["clip_share"] > 0.1
     trainer.backend.discard()
@@ -183,8 +183,8 @@ def test_dropout_is_off_in_training(checkpointing: bool) -> None:
     policy = gpt2()
     rows = random_rows(6)
     rows = [
-        row.model_copy(update={"logprobs": one.tolist()})
-        for row, one in zip(rows, batch_logprobs(policy, TrainingRows.of(rows)), strict=True)
+        row.model_copy(update={"logprobs": logprob.tolist()})
+        for row, logprob in zip(rows, batch_logprobs(policy, TrainingRows.of(rows)), strict=True)
     ]
     trainer = Trainer(policy, GRPO(), OptimizerConfig(gradient_checkpointing=checkpointing), 1)
     metrics = trainer.gradients(TrainingRows.of(rows))
@@ -212,8 +212,8 @@ def test_weight_decay_spares_norms_and_biases(lora: LoRA | None) -> None:
     trainer = Trainer(policy, GRPO(), OptimizerConfig(weight_decay=0.1, lora=lora), 1)
     names = {id(parameter): name for name, parameter in policy.model.named_parameters()}
     groups = trainer.backend.optimizer.param_groups  # type: ignore[attr-defined]
-    decayed = {names[id(one)] for group in groups if group["weight_decay"] for one in group["params"]}
-    spared = {names[id(one)] for group in groups if not group["weight_decay"] for one in group["params"]}
+    decayed = {names[id(param)] for group in groups if group["weight_decay"] for param in group["params"]}
+    spared = {names[id(param)] for group in groups if not group["weight_decay"] for param in group["params"]}
     assert decayed
     assert all("norm" not in name and not name.endswith("bias") for name in decayed)
     assert all("norm" in name or name.endswith("bias") for name in spared)
@@ -227,10 +227,10 @@ def test_a_processor_without_bfloat16_computes_in_float32_and_says_so(monkeypatc
     with pytest.warns(UserWarning, match=r"bfloat16, but this processor has no .*; qwen2 is computed in float32"):
         trainer = Trainer(small_policy(), GRPO(), BF16, 1)
     assert trainer.policy.precision == "float32"
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         trainer.policy.prepare("bfloat16").prepare("bfloat16")
-    assert len(said) == 1, "it is said once"
+    assert len(caught) == 1, "it is said once"
     assert trainer.step(rows) == plain
 
 

@@ -91,14 +91,14 @@ def test_a_model_is_seen_alike_by_every_pass_or_refused(
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         assert needs_plain_pass(policy) != ours
-    assert any(f"{name} (" in str(one.message) and "own logits" in str(one.message) for one in seen) != ours
+    assert any(f"{name} (" in str(entry.message) and "own logits" in str(entry.message) for entry in seen) != ours
     rows = random_rows(4)
-    for row, found in zip(rows, batch_logprobs(policy, TrainingRows.of(rows)), strict=True):
+    for row, logprob in zip(rows, batch_logprobs(policy, TrainingRows.of(rows)), strict=True):
         expected = own(policy.model, row.input_ids) * torch.tensor(row.mask)
-        torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(torch.from_numpy(logprob), expected, atol=1e-3, rtol=1e-3)
     rows = [
-        row.model_copy(update={"logprobs": one.tolist()})
-        for row, one in zip(rows, batch_logprobs(policy, TrainingRows.of(rows)), strict=True)
+        row.model_copy(update={"logprobs": logprob.tolist()})
+        for row, logprob in zip(rows, batch_logprobs(policy, TrainingRows.of(rows)), strict=True)
     ]
     metrics = Trainer(policy, GRPO(), OptimizerConfig(), 1).step(TrainingRows.of(rows))
     assert metrics["behaviour_kl"] < 1e-4

@@ -82,7 +82,7 @@ MIXED = [rollout(0, 1.0, "a"), rollout(1, 0.0, "a"), rollout(2, 1.0, "b"), rollo
 @pytest.mark.parametrize(
     ("algorithm", "counted"),
     [(GRPO(), 4), (DrGRPO(), 4), (GSPO(), 4), (RLOO(), 4), (Reinforce(), 4), (DAPO(overlong=None), 2)],
-    ids=lambda one: getattr(one, "type", one),
+    ids=lambda value: getattr(value, "type", value),
 )
 def test_what_the_loss_is_divided_by(algorithm: PolicyGradient, counted: int) -> None:
     """One group of two teaches nothing. Its mean advantage is zero in any case, so the other's first row stands for
@@ -97,7 +97,7 @@ def test_what_the_loss_is_divided_by(algorithm: PolicyGradient, counted: int) ->
 
 
 def test_a_constant_is_constant_whatever_is_dropped() -> None:
-    kept, dropped = (assign(DrGRPO(degenerate=one), MIXED).rows[0].weights for one in ("keep", "drop"))
+    kept, dropped = (assign(DrGRPO(degenerate=name), MIXED).rows[0].weights for name in ("keep", "drop"))
     assert kept == dropped
     alone = assign(DrGRPO(), MIXED[:2]).rows[0].weights
     assert kept[1] == pytest.approx(alone[1] / 2)  # the same sum over twice the rows
@@ -125,23 +125,23 @@ def test_overlong_follows_max_tokens_and_counts_the_response() -> None:
 
 def test_vapo_adds_the_likelihood_of_successes() -> None:
     rows = [row.model_copy(update={"label": 1 if index < 3 else -1}) for index, row in enumerate(random_rows(8))]
-    found = []
+    matches = []
     for micro_tokens in (100_000, 1):
         values = []
         for mu in (0.0, 0.1):
             trainer = Trainer(small_policy(), VAPO(positive_nll=mu), OptimizerConfig(micro_tokens=micro_tokens), 1)
             values.append(trainer.gradients(TrainingRows.of(rows))["loss"])
-        found.append(values[1] - values[0])
+        matches.append(values[1] - values[0])
     policy = small_policy()
     expected, tokens = 0.0, 0
     for row in rows[:3]:
         logp = policy.model(torch.tensor([row.input_ids])).logits[0].log_softmax(-1)
-        for place, inside in enumerate(row.mask):
-            if inside and place:
-                expected -= logp[place - 1, row.input_ids[place]].item()
+        for position, inside in enumerate(row.mask):
+            if inside and position:
+                expected -= logp[position - 1, row.input_ids[position]].item()
                 tokens += 1
     assert VAPO().positive_nll == 0.1
-    assert found == pytest.approx([0.1 * expected / tokens] * 2, rel=1e-4)
+    assert matches == pytest.approx([0.1 * expected / tokens] * 2, rel=1e-4)
     credit = assign(VAPO(), [rollout(0, 1.0), rollout(1, 0.0)], Extras(values=[[0.0] * 5] * 2))
     assert [row.label for row in credit.rows] == [1, -1]
 
@@ -197,7 +197,7 @@ def test_a_schedule_ends_at_its_last_step_whatever_was_skipped(idle: set[int]) -
 
 def test_random_streams_are_disjoint() -> None:
     purposes = ("online", "evaluate", "sample", "hinted")
-    seeds = [stream(seed, one, place) for seed in range(50) for one in purposes for place in range(50)]
+    seeds = [stream(seed, purpose, position) for seed in range(50) for purpose in purposes for position in range(50)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 1 << 63 for seed in seeds)
     assert stream(0, "online", 1, 0) != stream(0, "online", 0, 1)

@@ -20,10 +20,10 @@ def sums(**more: object) -> ReasoningGym:
 
 
 def test_no_question_is_asked_twice_and_what_is_left_out_is_counted() -> None:
-    with pytest.warns(UserWarning, match=r"^\d+ of \d+ questions came before, and are left out$") as said:
+    with pytest.warns(UserWarning, match=r"^\d+ of \d+ questions came before, and are left out$") as caught:
         splits = sums().tasks(SIZES, 0)
     prompts = [task.prompt for tasks in splits.values() for task in tasks]
-    left_out, drawn = (int(word) for word in str(said[0].message).split() if word.isdigit())
+    left_out, drawn = (int(word) for word in str(caught[0].message).split() if word.isdigit())
     assert (len(prompts), len(set(prompts)), drawn - left_out) == (40, 40, 40)
     assert {split: len(tasks) for split, tasks in splits.items()} == SIZES
 
@@ -84,7 +84,7 @@ def test_few_shot_and_none_ask_the_same_questions_unless_one_of_them_is_shown() 
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"family": "chain_sums"}, "refuses family 'chain_sums'.*not registered"),
         (
@@ -95,8 +95,8 @@ def test_few_shot_and_none_ask_the_same_questions_unless_one_of_them_is_shown() 
         ({"family": "chain_sum", "prompt": "{sum} ="}, "prompt '{sum} =' wants 'sum'; there are .*expression"),
     ],
 )
-def test_what_the_package_does_not_know_is_refused_in_one_line(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said) as raised:
+def test_what_the_package_does_not_know_is_refused_in_one_line(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
         ReasoningGym(**settings).tasks({"train": 1}, 0)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
 

@@ -45,8 +45,8 @@ def weather_by_chat(client: openai.OpenAI, stream: bool) -> str:
                 content += delta.content or ""
                 tool_calls += [call.model_dump(exclude={"index"}) for call in delta.tool_calls or []]
         else:
-            said = client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS).choices[0].message
-            content, tool_calls = said.content or "", [call.model_dump() for call in said.tool_calls or []]
+            reply = client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS).choices[0].message
+            content, tool_calls = reply.content or "", [call.model_dump() for call in reply.tool_calls or []]
         if not tool_calls:
             return content
         messages.append({"role": "assistant", "content": content or None, "tool_calls": tool_calls})
@@ -78,7 +78,7 @@ def weather_by_responses(client: openai.OpenAI, stream: bool, previous: bool = F
         if not asked:
             return response.output_text
         says = {"type": "function_call_output", "output": "20 degrees"} | ({"is_error": True} if stream else {})
-        results = [{"call_id": one.call_id, **says} for one in asked]
+        results = [{"call_id": request.call_id, **says} for request in asked]
         if previous:
             last, items = response.id, results
         else:
@@ -107,7 +107,7 @@ def test_a_conversation_is_one_row_however_it_is_asked(how: str, policy: Policy,
     check(policy, row)
     assert sampled(policy, row)[1] == "Sunny.<|im_end|>"
     assert sampled(policy, row)[0].startswith("<think>hm</think>\n<tool_call>{"), "reasoning stays as it was sampled"
-    assert [one.role for one in row.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
+    assert [message.role for message in row.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
     assert row.messages[2].tool_call_id == row.messages[1].tool_calls[0].id == "call_0", "the policy's own id"
     assert row.messages[2].name == "weather"
     errors = (row.messages[2].error, row.n_tool_errors)
@@ -132,10 +132,10 @@ def test_text_is_streamed_while_it_is_sampled(policy: Policy, tmp_path: Path) ->
                 stream_options={"include_usage": True},
             )
         ]
-    said = [(when, chunk.choices[0].delta.content) for when, chunk in chunks if chunk.choices]
-    assert "".join(one or "" for _, one in said) == text
-    assert sum(bool(one) for _, one in said) > 5
-    assert said[-1][0] - said[1][0] > 0.1, "the first words come long before the last"
+    reply = [(when, chunk.choices[0].delta.content) for when, chunk in chunks if chunk.choices]
+    assert "".join(item or "" for _, item in reply) == text
+    assert sum(bool(item) for _, item in reply) > 5
+    assert reply[-1][0] - reply[1][0] > 0.1, "the first words come long before the last"
     usage = chunks[-1][1].usage
     assert usage is not None
     assert usage.completion_tokens == len(server.engine.asked) * 8 - (-usage.completion_tokens % 8)
@@ -160,7 +160,7 @@ def test_what_a_client_drops_or_rewrites_does_not_break_a_row(policy: Policy, tm
             tools=TOOLS,
         )
         episodes = server.recorder.episodes
-        server.on_loop(lambda: [episodes.close(one, None, "test") for one in list(episodes.opened.values())])
+        server.on_loop(lambda: [episodes.close(episode, None, "test") for episode in list(episodes.opened.values())])
         [row] = server.flush()
     check(policy, row)
     assert row.n_steps == 2
@@ -231,16 +231,16 @@ def test_conversations_without_an_episode_are_told_apart(policy: Policy, tmp_pat
     """All begin alike and are answered alike, at the same time; calls have ids, and nothing is mixed up."""
     numbers = itertools.count()
 
-    def says(said: str) -> Message | str:
-        return calls("Rome") if said.count("<|im_start|>assistant") < 3 else f"end {next(numbers)}"
+    def says(text: str) -> Message | str:
+        return calls("Rome") if text.count("<|im_start|>assistant") < 3 else f"end {next(numbers)}"
 
     def talk(number: int) -> str:
         messages: list[Any] = [{"role": "user", "content": "weather?"}]
         while True:
-            said = client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS).choices[0].message
-            if not said.tool_calls:
-                return said.content or ""
-            messages += [said, {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": f"{number}"}]
+            reply = client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS).choices[0].message
+            if not reply.tool_calls:
+                return reply.content or ""
+            messages += [reply, {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": f"{number}"}]
 
     with served(tmp_path, policy, says, delay=0.01) as server:
         client = server.client()
@@ -259,16 +259,16 @@ def test_conversations_without_an_episode_are_told_apart(policy: Policy, tmp_pat
 def test_the_engine_reads_only_what_is_new(policy: Policy, tmp_path: Path) -> None:
     with served(tmp_path, policy, numbered()) as server:
         client, name = open_episode(server)
-        said = ["a"]
+        texts = ["a"]
         for _ in range(6):
-            said += [chat(client, *said), "go on"]
+            texts += [chat(client, *texts), "go on"]
         [row] = rewarded(server, client, name)
         assert server.engine.computed == row.n_tokens - row.n_action_tokens
         assert server.engine.open_sessions == 0
 
 
 def test_a_turn_that_a_limit_ended_goes_on_in_its_row(policy: Policy, tmp_path: Path) -> None:
-    with served(tmp_path, policy, lambda said: "Sunny, and 20 degrees.", room=80) as server:
+    with served(tmp_path, policy, lambda text: "Sunny, and 20 degrees.", room=80) as server:
         client, name = open_episode(server)
         first = client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "a"}], max_completion_tokens=3
@@ -287,18 +287,18 @@ def test_a_turn_that_a_limit_ended_goes_on_in_its_row(policy: Policy, tmp_path: 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_a_turn_before_it(stream: bool, policy: Policy, tmp_path: Path) -> None:
-    said = "The city of Ann is Rome. What is the weather? Sunny, and 20 degrees."
-    with served(tmp_path, policy, lambda _: said) as server:
+    words = "The city of Ann is Rome. What is the weather? Sunny, and 20 degrees."
+    with served(tmp_path, policy, lambda _: words) as server:
         client, name = open_episode(server)
         asked: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "stop": ["weather"]}
         if stream:
-            parts = [one.choices[0] for one in client.chat.completions.create(**asked, stream=True)]
-            text, finish = "".join(one.delta.content or "" for one in parts), parts[-1].finish_reason
+            parts = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+            text, finish = "".join(part.delta.content or "" for part in parts), parts[-1].finish_reason
         else:
             [choice] = client.chat.completions.create(**asked).choices
             text, finish = choice.message.content, choice.finish_reason
         assert (text, finish) == ("The city of Ann is Rome. What is the", "stop")
-        assert chat(client, "a", text or "", "b") == said
+        assert chat(client, "a", text or "", "b") == words
         rows = rewarded(server, client, name)
     assert len(rows) == 1
     check(policy, rows[0])
@@ -317,8 +317,8 @@ def test_what_a_client_wished_and_did_not_get_is_counted(policy: Policy, tmp_pat
                 temperature=0.2,
                 top_p=0.9,
             )
-        assert {one.temperature for one in server.engine.asked} == {1.0}, "the server's temperature wins"
-        assert {one.top_p for one in server.engine.asked} == {0.9}
+        assert {request.temperature for request in server.engine.asked} == {1.0}, "the server's temperature wins"
+        assert {request.top_p for request in server.engine.asked} == {0.9}
         rows = rewarded(server, client, name)
     assert {"tool_choice_unmet:2", "format_errors:3"} <= set(rows[0].tags)
     assert json.loads(rows[0].sampling)["top_p"] == 0.9

@@ -41,8 +41,8 @@ def test_an_episode_that_cannot_be_stored_is_set_aside_alone(error: Exception, p
         chat(client, "x")
         other, good = open_episode(server, task_id="good")
         chat(other, "y")
-        for one, name in ((client, bad), (other, good)):
-            key = {"authorization": f"Bearer {one.api_key}"}
+        for entry, name in ((client, bad), (other, good)):
+            key = {"authorization": f"Bearer {entry.api_key}"}
             assert httpx.post(f"{server.url}/episodes/{name}/reward", json={"reward": 1}, headers=key).is_success
         with pytest.warns(UserWarning, match=f"{bad} is set aside: .*{error}") as warned:
             server.let_go()
@@ -52,19 +52,19 @@ def test_an_episode_that_cannot_be_stored_is_set_aside_alone(error: Exception, p
         assert str(error) in state["reason"]
         after = recorded(server, "good")
     assert [row.episode_id for row in store.all()] == [before, good, after], "it keeps no other one waiting"
-    [one] = listed(tmp_path)
-    assert (one.name, str(error) in one.reason) == (bad, True)
+    [entry] = listed(tmp_path)
+    assert (entry.name, str(error) in entry.reason) == (bad, True)
     with served(tmp_path, policy, numbered(), store) as server:
-        where = f"recording {one.recording}: 1 episodes were set aside before; see `agentrl recordings list`"
+        where = f"recording {entry.recording}: 1 episodes were set aside before; see `agentrl recordings list`"
         assert server.said == [where]
         recorded(server, "good")
 
     with pytest.raises(type(error)):
-        release(one, store)
-    assert one.path.exists(), "what is refused again stays"
+        release(entry, store)
+    assert entry.path.exists(), "what is refused again stays"
     store.refuses = lambda _: None
-    assert release(one, store) == ([bad], 0)
-    assert bad in store.stored(one.recording)
+    assert release(entry, store) == ([bad], 0)
+    assert bad in store.stored(entry.recording)
     assert list(listed(tmp_path)) == []
 
 
@@ -96,9 +96,9 @@ def test_rows_that_an_append_stored_before_it_failed_are_not_stored_twice(policy
 
 def left_open(server: Served, turns: int) -> tuple[str, str]:
     client, name = open_episode(server, task_id="t")
-    said = ["a"]
+    texts = ["a"]
     for _ in range(turns):
-        said += [chat(client, *said), "go on"]
+        texts += [chat(client, *texts), "go on"]
     return name, client.api_key
 
 
@@ -126,12 +126,12 @@ def test_a_damaged_file_does_not_keep_a_server_from_starting(
         ]
         [row] = rewarded(server, server.client(key), whole)
         assert len(sampled(policy, row)) == 1
-    said = f"{damaged} is set aside: line {turn + 1} of {len(lines)} cannot be read"
-    assert [True for one in recwarn if said in str(one.message)] == [True]
-    by_name = {one.name: one for one in listed(tmp_path)}
+    text = f"{damaged} is set aside: line {turn + 1} of {len(lines)} cannot be read"
+    assert [True for warning in recwarn if text in str(warning.message)] == [True]
+    by_name = {entry.name: entry for entry in listed(tmp_path)}
     assert set(by_name) == {damaged, headless, swapped}
     told = readable(by_name[damaged])
-    assert [one["content"] for one in told["messages"]] == ["a", "answer 0", "go on", "answer 1"]  # type: ignore[attr-defined]
+    assert [message["content"] for message in told["messages"]] == ["a", "answer 0", "go on", "answer 1"]  # type: ignore[attr-defined]
     assert told["lost_lines"] == len(lines) - turn
     assert release(by_name[damaged], store) == ([damaged], len(lines) - turn)
     row = store.all()[-1]
@@ -156,8 +156,8 @@ def test_a_file_of_before_the_bounds_is_set_aside_corrected_and_released(policy:
     path.write_bytes(json.dumps(about).encode() + b"\n" + rest)
     with pytest.warns(UserWarning, match="sample_index is '2147483648'"), served(tmp_path, policy, numbered(), store):
         pass
-    [one] = listed(tmp_path)
+    [entry] = listed(tmp_path)
     with pytest.raises(DamagedRecordingError, match="sample_index"):
-        release(one, store)
-    one.path.write_bytes(head + b"\n" + rest)
-    assert release(one, store) == ([name], 0)
+        release(entry, store)
+    entry.path.write_bytes(head + b"\n" + rest)
+    assert release(entry, store) == ([name], 0)

@@ -63,8 +63,8 @@ def test_tools_are_written_once_in_a_conversation(tmp_path: Any) -> None:
         client = server.client()
         talk: list[Any] = [{"role": "user", "content": "hi"}]
         for _ in range(2):
-            said = client.chat.completions.create(model="tiny", messages=talk, tools=tools)  # type: ignore[call-overload]
-            talk += [said.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "more"}]
+            reply = client.chat.completions.create(model="tiny", messages=talk, tools=tools)  # type: ignore[call-overload]
+            talk += [reply.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "more"}]
         [episode] = server.recorder.episodes.opened.values()
         first, second = episode.tree.turns
     written = [_line_of(turn) for turn in (first, second)]

@@ -30,16 +30,16 @@ def told(server: Served, *parts: bytes, pause: float = 0.0) -> bytes:
     """All that the server says until it closes the connection."""
     host, _, port = server.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=5) as client:
-        said = b""
+        text = b""
         try:
             for part in parts:
                 client.sendall(part)
                 time.sleep(pause)
             while new := client.recv(2**16):
-                said += new
+                text += new
         except ConnectionError:
             pass
-    return said
+    return text
 
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
@@ -68,9 +68,9 @@ def test_a_request_that_does_not_arrive_is_given_up(
 ) -> None:
     with served(tmp_path, policy, numbered()) as server:
         start = time.monotonic()
-        said = told(server, *parts, pause=0.05)
+        text = told(server, *parts, pause=0.05)
         assert time.monotonic() - start < 4
-        assert status in said
+        assert status in text
         assert len(server._server.server_state.connections) == 0
         assert chat(server.client(), "a") == "answer 0", "others are answered"
 

@@ -36,7 +36,7 @@ class Client:
 
     def __init__(self, server: Served, name: str) -> None:
         self.requests = [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
-        self.requests = [one for one in self.requests if one["method"] == "POST"]
+        self.requests = [request for request in self.requests if request["method"] == "POST"]
         self.server, self.ids = server, dict[str, str]()
         self.opened = httpx.post(f"{server.url}/episodes", json={"task_id": name}).json()
         self.next_said: Message | str = "done"
@@ -65,11 +65,11 @@ class Client:
         for number in range(len(self.requests)):
             assert self.send(number).status_code == 200
 
-    def _learn(self, said: Message | str, events: list[dict[str, Any]]) -> None:
-        theirs = [call.id for call in said.tool_calls] if isinstance(said, Message) else []
+    def _learn(self, message: Message | str, events: list[dict[str, Any]]) -> None:
+        theirs = [call.id for call in message.tool_calls] if isinstance(message, Message) else []
         self.ids.update(zip(theirs, list(call_ids(events)), strict=True))
-        if isinstance(said, Message) and said.reasoning and (signature := signature_of(events)):
-            self.ids[said.name or ""] = signature
+        if isinstance(message, Message) and message.reasoning and (signature := signature_of(events)):
+            self.ids[message.name or ""] = signature
 
     def rows(self, reward: float = 1.0) -> list[Trajectory]:
         url = f"{self.server.url}/episodes/{self.opened['id']}/reward"
@@ -103,11 +103,11 @@ def answer_to(requests: list[dict[str, Any]], number: int) -> Message | str:
     conversation = messages_of(requests[number])
     for later in requests[number + 1 :]:
         whole = messages_of(later)
-        if len(whole) > len(conversation) and [key(one) for one in whole[: len(conversation)]] == [
-            key(one) for one in conversation
+        if len(whole) > len(conversation) and [key(item) for item in whole[: len(conversation)]] == [
+            key(message) for message in conversation
         ]:
-            said = whole[len(conversation)]
-            return said if said.role is Role.ASSISTANT else "done"
+            message = whole[len(conversation)]
+            return message if message.role is Role.ASSISTANT else "done"
     return "done"
 
 
@@ -116,10 +116,13 @@ def messages_of(request: dict[str, Any]) -> list[Message]:
     asked = read(kind, json.dumps(request["body"]).encode()).asked()
     messages = list(asked.messages)
     if request["path"].startswith("/v1/messages"):
-        given = [one["content"] for one in request["body"]["messages"] if isinstance(one["content"], list)]
+        given = [message["content"] for message in request["body"]["messages"] if isinstance(message["content"], list)]
         blocks = [block for content in given for block in content if block["type"] == "thinking"]
         signatures = iter([block["signature"] for block in blocks])
-        messages = [one.model_copy(update={"name": next(signatures)}) if one.reasoning else one for one in messages]
+        messages = [
+            message.model_copy(update={"name": next(signatures)}) if message.reasoning else message
+            for message in messages
+        ]
     return messages
 
 
@@ -195,14 +198,14 @@ def test_a_summary_that_is_used_belongs_to_the_work(policy: Policy, tmp_path: Pa
     begun = [user("count"), ("assistant", "one"), user("go on")]
     with served(tmp_path, policy, str) as server:
         client = Client(server, "claude_code_par")
-        for said, conversation in (
+        for words, conversation in (
             ("one", begun[:1]),
             ("two", begun),
             ("no text", [*begun, ("assistant", "two"), user(f"more\n{asks}")]),
             ("<summary>They counted to two.</summary>", [*begun, ("assistant", "two"), user(f"more\n{asks} Again.")]),
             ("three", [user("This session continues: They counted to two. Go on.")]),
         ):
-            client.next_said = said
+            client.next_said = words
             messages = [{"role": role, "content": text} for role, text in conversation]
             body = {**client.requests[0]["body"], "messages": messages, "stream": False}
             head = {"x-api-key": client.opened["api_key"]}
@@ -238,7 +241,7 @@ def test_the_form_of_numbers_splits_no_row(policy: Policy, tmp_path: Path, sent:
     with served(tmp_path, policy, str, turn_tokens=1000) as server:
         client = Client(server, "claude_code_par")
         use, result = (client.requests[1]["body"]["messages"][number]["content"] for number in (2, 3))
-        use[:], result[:] = use[:1], [one for one in result if one["tool_use_id"] == use[0]["id"]]
+        use[:], result[:] = use[:1], [item for item in result if item["tool_use_id"] == use[0]["id"]]
         use[0]["input"] = {"x": sent}
         assert client.send(0).is_success
         use[0]["input"] = {"x": came}
@@ -342,17 +345,17 @@ def test_a_model_of_another_name_is_refused_unless_any_is_accepted(policy: Polic
 
 
 def test_system_messages_inside_become_reminders() -> None:
-    system, said, tool = Role.SYSTEM, Role.USER, Role.TOOL
+    system, words, tool = Role.SYSTEM, Role.USER, Role.TOOL
 
     def written(first: bool, *pairs: tuple[Role, str]) -> list[tuple[Role, str]]:
         messages = with_reminders([Message(role=role, content=text) for role, text in pairs], first)
         return [(message.role, message.content) for message in messages]
 
-    assert written(True, (system, "a"), (system, "b"), (said, "c")) == [(system, "a\n\nb"), (said, "c")]
-    assert written(True, (said, "a"), (system, "b")) == [(said, f"a\n\n{reminder('b')}")]
-    assert written(False, (system, "b"), (said, "a")) == [(said, f"{reminder('b')}\n\na")]
-    assert written(True, (tool, "a"), (system, "b")) == [(tool, "a"), (said, reminder("b"))]
-    assert written(True, (said, "a"), (said, "b")) == [(said, "a"), (said, "b")], "what users say stays apart"
+    assert written(True, (system, "a"), (system, "b"), (words, "c")) == [(system, "a\n\nb"), (words, "c")]
+    assert written(True, (words, "a"), (system, "b")) == [(words, f"a\n\n{reminder('b')}")]
+    assert written(False, (system, "b"), (words, "a")) == [(words, f"{reminder('b')}\n\na")]
+    assert written(True, (tool, "a"), (system, "b")) == [(tool, "a"), (words, reminder("b"))]
+    assert written(True, (words, "a"), (words, "b")) == [(words, "a"), (words, "b")], "what users say stays apart"
 
 
 def test_a_template_is_asked_whether_it_takes_system_messages_inside(policy: Policy) -> None:

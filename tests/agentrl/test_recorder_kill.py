@@ -75,12 +75,12 @@ def trained(policy: Policy, folder: Path) -> dict[str, list[str]]:
     store = RowsInMemory()
     with served(folder, policy, numbered(), store) as server:
         episodes = server.recorder.episodes
-        server.on_loop(lambda: [episodes.close(one, None, "test") for one in list(episodes.opened.values())])
+        server.on_loop(lambda: [episodes.close(episode, None, "test") for episode in list(episodes.opened.values())])
         rows = server.flush()
-    found = defaultdict(list)
+    result = defaultdict(list)
     for row in rows:
-        found[row.episode_id] += [text.removesuffix("<|im_end|>") for text in sampled(policy, row)]
-    return found
+        result[row.episode_id] += [text.removesuffix("<|im_end|>") for text in sampled(policy, row)]
+    return result
 
 
 @pytest.mark.slow
@@ -106,20 +106,20 @@ def test_no_row_trains_on_a_turn_that_nobody_received_whenever_the_server_is_kil
         folder = tmp_path / str(number)
         told: dict[str, list[str]] = defaultdict(list)
         with process(folder) as (running, url):
-            clients = [threading.Thread(target=talk, args=(url, bool(one % 2), told)) for one in range(24)]
-            for one in clients:
-                one.start()
+            clients = [threading.Thread(target=talk, args=(url, bool(number % 2), told)) for number in range(24)]
+            for client in clients:
+                client.start()
             ends = time.monotonic() + 60
             while sum(map(len, list(told.values()))) < 100 and time.monotonic() < ends:
                 time.sleep(0.05)
             time.sleep(random.random() / 5)
             running.kill()
-            for one in clients:
-                one.join(30)
-        found = trained(policy, folder)
-        assert len(found) >= 24
-        for name, texts in found.items():
+            for client in clients:
+                client.join(30)
+        result = trained(policy, folder)
+        assert len(result) >= 24
+        for name, texts in result.items():
             assert set(texts) <= set(told[name]), f"{name} trains on what nobody received"
-        episodes += len(found)
-        lost += sum(len(set(received) - set(found.get(name, ()))) for name, received in told.items())
+        episodes += len(result)
+        lost += sum(len(set(received) - set(result.get(name, ()))) for name, received in told.items())
     assert lost <= episodes / 20, "next to no turn that was received is lost"

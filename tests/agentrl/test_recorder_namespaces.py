@@ -45,11 +45,11 @@ def test_a_flat_name_that_a_function_has_is_not_taken_twice() -> None:
 def test_a_call_is_told_in_the_clients_form_and_recognised_when_it_comes_back(tmp_path: Path, stream: bool) -> None:
     call = ToolCall(id="c", name="a__b", arguments='{"x": 1}')
     policy = policy_for_tests()
-    said = iter([Message(role=Role.ASSISTANT, tool_calls=[call]), "done"])
+    words = iter([Message(role=Role.ASSISTANT, tool_calls=[call]), "done"])
     inner = [{"type": "function", "name": "b", "parameters": {"type": "object"}}]
     tools = [{"type": "namespace", "name": "a", "tools": inner}]
     talk: list[Any] = [{"type": "message", "role": "user", "content": "hi"}]
-    with served(tmp_path / "store", policy, lambda _: next(said)) as server:
+    with served(tmp_path / "store", policy, lambda _: next(words)) as server:
         for _ in range(2):
             body = {"model": "tiny", "input": talk, "tools": tools, "stream": stream}
             text = httpx.post(f"{server.url}/v1/responses", json=body).raise_for_status().text

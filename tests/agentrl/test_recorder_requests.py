@@ -104,7 +104,10 @@ def test_an_episode_is_rewarded_once(policy: Policy, tmp_path: Path) -> None:
         assert httpx.post(f"{server.url}/episodes/nothing/reward", json=given).status_code == 404
         [row] = server.flush()
     assert (row.reward, row.success) == (-1, True)
-    assert [(one.name, one.value) for one in row.reward_components] == [("right", 1.0), ("slow", -2.0)]
+    assert [(component.name, component.value) for component in row.reward_components] == [
+        ("right", 1.0),
+        ("slow", -2.0),
+    ]
 
 
 def test_what_cannot_be_served_is_refused_with_its_reason(
@@ -174,13 +177,13 @@ def test_a_reward_ends_turns_under_way(policy: Policy, tmp_path: Path) -> None:
         client, name = open_episode(server)
         chat(client, "a")
         server.engine.delay = 5.0
-        found: list[BaseException] = []
+        matches: list[BaseException] = []
 
         def ask() -> None:
             try:
                 chat(client, "a", "answer 0", "b")
             except openai.APIError as error:
-                found.append(error)
+                matches.append(error)
 
         thread = threading.Thread(target=ask)
         thread.start()
@@ -188,7 +191,7 @@ def test_a_reward_ends_turns_under_way(policy: Policy, tmp_path: Path) -> None:
             time.sleep(0.01)
         [row] = rewarded(server, client, name)
         thread.join(5)
-    assert isinstance(found[0], openai.ConflictError)
+    assert isinstance(matches[0], openai.ConflictError)
     assert sampled(policy, row) == ["answer 0<|im_end|>"]
 
 

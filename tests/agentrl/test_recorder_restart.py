@@ -39,7 +39,7 @@ def test_a_killed_server_loses_no_turn_and_the_next_one_goes_on(policy: Policy, 
     check(policy, row)
     assert sampled(policy, row) == ["answer 0<|im_end|>", "answer 1<|im_end|>"]
     assert (row.task_id, row.episode_id) == ("t", name)
-    assert sorted(one.episode_id for one in store.all()) == sorted([name, finished])
+    assert sorted(manifest.episode_id for manifest in store.all()) == sorted([name, finished])
     with served(tmp_path, policy, lambda _: "", store) as server:
         assert server.said == []
     assert len(store.all()) == 2, "what is stored is not stored again"
@@ -51,7 +51,7 @@ def test_a_turn_is_trained_on_only_if_it_was_received(
 ) -> None:
     """The server is killed between the line of the last turn and its answer; tests that kill it really are slow."""
     store = RowsInMemory()
-    with served(tmp_path, policy, lambda said: "again" if "go on" in said else "answer", store) as server:
+    with served(tmp_path, policy, lambda text: "again" if "go on" in text else "answer", store) as server:
         client, name = open_episode(server)
         chat(client, "a")
         server.on_loop(lambda: None)  # this thread has the answer a moment before the server knows

@@ -52,19 +52,19 @@ CHOICES = st.tuples(
 def conversation_of(choice: Choice, talks: list[list[Message]]) -> list[Message]:
     """The messages of the next request. ``talks`` are the conversations so far, each up to an answer."""
     how, number, text = choice
-    said = Message(role=Role.USER, content=text)
+    message = Message(role=Role.USER, content=text)
     if how == "other agent":
-        return [Message(role=Role.SYSTEM, content=f"agent {number % 3}"), said]
+        return [Message(role=Role.SYSTEM, content=f"agent {number % 3}"), message]
     if how == "anew" or not talks:
-        return [said]
+        return [message]
     if how == "go on":
-        return [*talks[-1], said]
+        return [*talks[-1], message]
     talk = talks[number % len(talks)]
     if how == "edit":
-        place = next(n for n, one in enumerate(talk) if one.role is Role.ASSISTANT)
-        edited = talk[place].model_copy(update={"content": f"edited {text}"})
-        return [*talk[:place], edited, *talk[place + 1 :], said]
-    return [*talk, said]
+        position = next(n for n, line in enumerate(talk) if line.role is Role.ASSISTANT)
+        edited = talk[position].model_copy(update={"content": f"edited {text}"})
+        return [*talk[:position], edited, *talk[position + 1 :], message]
+    return [*talk, message]
 
 
 async def recorded(policy: Policy, choices: list[Choice], folder: Path) -> tuple[list[Trajectory], Watched]:
@@ -98,16 +98,16 @@ def test_each_sampled_token_is_in_one_row_as_it_was_sampled(policy: Policy, choi
     with tempfile.TemporaryDirectory() as folder:
         rows, engine = asyncio.run(recorded(policy, choices, Path(folder)))
     assert validate(as_table(rows)) == [], "rows keep the contract of the buffer"
-    found = []
+    matches = []
     for row in rows:
         start = None
-        for place, own in enumerate([*row.action_mask, False]):
+        for position, own in enumerate([*row.action_mask, False]):
             if own and start is None:
-                start = place
+                start = position
             elif not own and start is not None:
-                found.append((row.input_ids[:start], row.input_ids[start:place]))
+                matches.append((row.input_ids[:start], row.input_ids[start:position]))
                 start = None
-    assert sorted(found) == sorted(engine.turns)
+    assert sorted(matches) == sorted(engine.turns)
     parents = {row.trajectory_id: row for row in rows}
     for row in rows:
         if row.parent_id:

@@ -45,8 +45,8 @@ def test_the_tail_is_identical_and_the_log_probs_are_gone() -> None:
 
 def test_a_forked_row_is_reopened_at_its_first_turn_although_the_mask_is_false_there() -> None:
     row = sampled()
-    second = [one for one in row.messages if one.role is Role.ASSISTANT][1]
-    mask = [acted and place >= second.token_start for place, acted in enumerate(row.action_mask)]
+    second = [message for message in row.messages if message.role is Role.ASSISTANT][1]
+    mask = [acted and position >= second.token_start for position, acted in enumerate(row.action_mask)]
     logprobs = [-0.5 if acted else math.nan for acted in mask]
     fork = row.model_copy(
         update={"action_mask": mask, "logprobs": logprobs, "fork_at": second.token_start, "parent_id": "p"}

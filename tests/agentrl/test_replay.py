@@ -112,10 +112,10 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     ],
 )
 def test_a_replayed_step_has_the_recorded_loss_and_gradient(catalog: Catalog, stage: str, step: int) -> None:
-    found = replay(catalog, find_artifact(catalog, stage), step)
-    assert found.equal, found
-    assert found.recorded["grad_norm"] > 0
-    assert found.recorded["grad_norm"] == pytest.approx(found.replayed["grad_norm"], rel=1e-6)
+    replayed = replay(catalog, find_artifact(catalog, stage), step)
+    assert replayed.equal, replayed
+    assert replayed.recorded["grad_norm"] > 0
+    assert replayed.recorded["grad_norm"] == pytest.approx(replayed.replayed["grad_norm"], rel=1e-6)
 
 
 @pytest.mark.parametrize(("stage", "steps"), [("warm", 50), ("adapted", 3), ("dpo", 3), ("kto", 2), ("plain", 2)])
@@ -125,8 +125,8 @@ def test_steps_know_their_rows_and_rows_their_steps(catalog: Catalog, stage: str
     config = resolve(manifest.ingredients.uses).config.model_validate(manifest.ingredients.config)
     seen: dict[str, set[int]] = {}
     for number, batches, _ in _steps(catalog, manifest, config):
-        found = rows_of_step(catalog, manifest, number)
-        trained = found.filter(found["trained"])
+        result = rows_of_step(catalog, manifest, number)
+        trained = result.filter(result["trained"])
         expected = [name for batch in batches for name in batch.ids()]
         names = trained["trajectory_id" if stage != "dpo" else "pair_id"].to_pylist()
         assert sorted(names) == sorted(expected)
@@ -138,7 +138,7 @@ def test_steps_know_their_rows_and_rows_their_steps(catalog: Catalog, stage: str
             seen.setdefault(name, set()).add(number)
     assert set.union(*seen.values()) == set(range(steps))
     name = max(seen)
-    [learned] = [one for one in learned_by(catalog, name) if one.stage == stage]
+    [learned] = [entry for entry in learned_by(catalog, name) if entry.stage == stage]
     assert learned.steps == sorted(seen[name])
     assert learned.models == [f"{stage}/{manifest.fingerprint[:8]}"]
     assert bool(learned.pairs) == (stage == "dpo")
@@ -148,7 +148,7 @@ def test_steps_know_their_rows_and_rows_their_steps(catalog: Catalog, stage: str
 
 def test_a_row_names_all_that_learned_from_it(catalog: Catalog) -> None:
     row = max(find_rows(catalog, "expert"))
-    assert {one.stage for one in learned_by(catalog, row)} == {"warm", "adapted"}
+    assert {entry.stage for entry in learned_by(catalog, row)} == {"warm", "adapted"}
     assert learned_by(catalog, "nobody-01234567-000000") == []
     with pytest.raises(LookupError, match=r"sample is of stage trajectories\.sample, which trains nothing"):
         rows_of_step(catalog, find_artifact(catalog, "sample"), 0)
@@ -164,13 +164,13 @@ def test_the_coverage_of_an_online_stage_is_shown_and_reported(catalog: Catalog)
     table = [["versions old", "tickets", "rollouts", "without a reward", "turns"]]
     plain = find_artifact(catalog, "plain")
     tickets = pq.read_table(catalog.local(plain, plain.outputs["coverage"].path)).to_pylist()
-    table.append(["0", "12", "48", "0", str(sum(one["turns"] for one in tickets))])
+    table.append(["0", "12", "48", "0", str(sum(ticket["turns"] for ticket in tickets))])
     store = str(catalog.storage.root)  # type: ignore[union-attr]
     shown = CliRunner().invoke(artifacts, ["show", "plain", "--store", store]).stdout
     lines = [re.split(r" {2,}", line.strip()) for line in shown.splitlines()]
-    place = lines.index(table[0])
-    assert lines[place - 1] == ["coverage: each ticket was trained on once"]
-    assert lines[place + 1] == table[1]
+    position = lines.index(table[0])
+    assert lines[position - 1] == ["coverage: each ticket was trained on once"]
+    assert lines[position + 1] == table[1]
     assert "coverage: each" not in CliRunner().invoke(artifacts, ["show", "warm", "--store", store]).stdout
     told = find_artifact(catalog, "told")
     pages = [
@@ -188,8 +188,8 @@ def test_tickets_of_several_ages_are_counted_apart() -> None:
          "version": 0, "staleness": number % 3 // 2}
         for number in range(6)
     ]  # fmt: skip
-    found = by_age(pa.Table.from_pylist(rows, SCHEMA))
-    assert found == [
+    result = by_age(pa.Table.from_pylist(rows, SCHEMA))
+    assert result == [
         {"staleness": 0, "tickets": 4, "rows": 16, "unscored": 2, "turns": 32},
         {"staleness": 1, "tickets": 2, "rows": 8, "unscored": 1, "turns": 16},
     ]

@@ -57,16 +57,16 @@ def test_f1_as_squad_counts_it() -> None:
 
 
 @given(st.text(), st.text())
-def test_f1_lies_between_0_and_1_and_is_symmetric(one: str, other: str) -> None:
-    assert 0 <= f1(one, other) == f1(other, one) <= 1
-    assert normalized(normalized(one)) == normalized(one)
-    assert f1(one, one) == 1
+def test_f1_lies_between_0_and_1_and_is_symmetric(first: str, other: str) -> None:
+    assert 0 <= f1(first, other) == f1(other, first) <= 1
+    assert normalized(normalized(first)) == normalized(first)
+    assert f1(first, first) == 1
 
 
 @given(st.text(alphabet="\\boxed{} 12", max_size=40))
 def test_what_is_boxed_has_whole_braces(text: str) -> None:
-    found = boxed(text)
-    assert found is None or found.count("{") == found.count("}")
+    result = boxed(text)
+    assert result is None or result.count("{") == result.count("}")
 
 
 def test_an_answer_is_the_last_message_alone() -> None:
@@ -92,8 +92,8 @@ class TestMathematics:
         assert value(verifier, row("1/2"), with_truth("0.5")) == 1
         started = time.monotonic()
         tower = "$" + "9^{" * 6 + "9" + "}" * 6 + "$"
-        found, details = grade(verifier, row(tower), with_truth("7"))
-        assert found == 0
+        result, details = grade(verifier, row(tower), with_truth("7"))
+        assert result == 0
         assert time.monotonic() - started < 30
         assert details.get("timeout", 0.0) in (0.0, 1.0)
         assert value(reward("math", timeout_s=60), row("$0.50$"), with_truth("1/2")) == 1
@@ -245,8 +245,8 @@ def test_a_value_that_is_no_number_is_refused_with_the_name_of_the_component() -
 
 def test_components_and_details_are_recorded_and_add_up() -> None:
     rewards = [reward("tool_use", weight=0.5), Loud(type="Loud", weight=-0.25)]
-    found = asyncio.run(graded([row("x", call("find"), call("find"))], TASK, rewards))
-    assert found == [
+    result = asyncio.run(graded([row("x", call("find"), call("find"))], TASK, rewards))
+    assert result == [
         Scored(0.5 * 0.75 - 0.25, [
             RewardComponent(name="tool_use", value=0.75, weight=0.5),
             RewardComponent(name="tool_use.needed", value=1.0, weight=0.0),
@@ -294,7 +294,7 @@ def test_rewards_of_a_group_are_added_in_rollouts() -> None:
     rows = runner.run(attempts, 0, [f"r{n}" for n in range(6)])
     assert seen == [2, 2, 2, -1]
     assert [row.trajectory_id for row in rows] == [f"r{n}" for n in range(6)]
-    assert all([one.name for one in row.reward_components] == ["score", "Size"] for row in rows)
+    assert all([component.name for component in row.reward_components] == ["score", "Size"] for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -90,14 +90,14 @@ def test_files_lie_inside_the_folder(path: str) -> None:
 )
 def test_files_are_packed_as_they_are(files: dict[str, bytes]) -> None:
     with archive(files) as packed, tarfile.open(fileobj=packed) as tar:
-        assert {one.name: tar.extractfile(one).read() for one in tar} == files  # type: ignore[union-attr]
+        assert {member.name: tar.extractfile(member).read() for member in tar} == files  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
-    ("delegated", "found"), [("cpu memory pids", "user.slice/app.slice"), ("cpu", None)], ids=["delegated", "not"]
+    ("delegated", "result"), [("cpu memory pids", "user.slice/app.slice"), ("cpu", None)], ids=["delegated", "not"]
 )
 def test_cgroups_of_version_2_are_made_where_controllers_are_delegated(
-    delegated: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    delegated: str, result: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The layout of version 2 in a folder: it says where groups are made, not that a kernel keeps them."""
     own = tmp_path / "user.slice" / "app.slice" / "shell.scope"
@@ -109,6 +109,6 @@ def test_cgroups_of_version_2_are_made_where_controllers_are_delegated(
     monkeypatch.setattr(cgroups, "OWN", tmp_path / "self")
     cgroups.places.cache_clear()
     try:
-        assert cgroups.places() == ((tmp_path / found,) if found else ())
+        assert cgroups.places() == ((tmp_path / result,) if result else ())
     finally:
         cgroups.places.cache_clear()

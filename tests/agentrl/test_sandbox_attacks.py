@@ -24,12 +24,12 @@ from agentrl.sandbox import Ran, Unsafe, bubblewrap, cgroups
 
 def running(mark: str) -> list[int]:
     """Processes of this machine whose command has the mark."""
-    return [one.pid for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or [])]
+    return [process.pid for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or [])]
 
 
 def groups(pid: int) -> list[Path]:
     """Cgroups that a process made."""
-    return [group for place in cgroups.places() for group in place.glob(f"agentrl-{pid}-*")]
+    return [group for folder in cgroups.places() for group in folder.glob(f"agentrl-{pid}-*")]
 
 
 @pytest.fixture

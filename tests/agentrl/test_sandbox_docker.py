@@ -149,8 +149,8 @@ def test_no_file_of_the_host_can_be_read(tmp_path: Path) -> None:
                 print("hidden")
     """
     seen = python(source).stdout.decode().splitlines()
-    empty = [f"seen {place} []" for place in places]
-    assert all(one in ("hidden", nothing) for one, nothing in zip(seen, empty, strict=True)), seen
+    empty = [f"seen {position} []" for position in places]
+    assert all(entry in ("hidden", nothing) for entry, nothing in zip(seen, empty, strict=True)), seen
 
 
 def test_it_cannot_regain_rights() -> None:

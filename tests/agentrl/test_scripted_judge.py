@@ -26,8 +26,8 @@ def test_a_judge_that_is_always_right_ranks_successes_first(groups: list[tuple[T
     judge, mixed = reward(KIND, right=1.0, orders=1), 0
     for task, rows in groups:
         places = [grade.value or 0.0 for grade in asyncio.run(judge.grades(rows, task))]
-        good = [place for place, row in zip(places, rows, strict=True) if row.success]
-        bad = [place for place, row in zip(places, rows, strict=True) if not row.success]
+        good = [position for position, row in zip(places, rows, strict=True) if row.success]
+        bad = [position for position, row in zip(places, rows, strict=True) if not row.success]
         mixed += bool(good and bad)
         assert not (good and bad) or min(good) > max(bad)
     assert mixed > 10
@@ -50,8 +50,8 @@ def test_a_judge_is_right_as_often_as_is_said(groups: list[tuple[Task, list[Traj
 
 def test_places_may_be_the_whole_reward(groups: list[tuple[Task, list[Trajectory]]]) -> None:
     task, rows = groups[0]
-    beside, alone = (Added(rewards=[{"type": KIND, "right": 1.0, "alone": one}]).rewards for one in (False, True))
+    beside, alone = (Added(rewards=[{"type": KIND, "right": 1.0, "alone": item}]).rewards for item in (False, True))
     places = [grade.value for grade in asyncio.run(beside[0].grades(rows, task))]
     assert [row.reward for row in asyncio.run(with_rewards(rows, task, alone))] == pytest.approx(places)
-    given = [row.scored_reward() + (place or 0.0) for row, place in zip(rows, places, strict=True)]
+    given = [row.scored_reward() + (position or 0.0) for row, position in zip(rows, places, strict=True)]
     assert [row.reward for row in asyncio.run(with_rewards(rows, task, beside))] == pytest.approx(given)

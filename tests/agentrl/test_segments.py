@@ -33,7 +33,7 @@ def row(name: str, segment: int, reward: float, actions: int, **changes: Any) ->
             Message(role=Role.ASSISTANT, content="a", token_start=1, token_end=len(mask)),
         ],
         "input_ids": [1] * len(mask), "action_mask": mask,
-        "logprobs": [float("nan") if not one else -1.0 for one in mask],
+        "logprobs": [float("nan") if not acts else -1.0 for acts in mask],
     }  # fmt: skip
     return Trajectory(**{**fields, **changes})
 
@@ -41,16 +41,16 @@ def row(name: str, segment: int, reward: float, actions: int, **changes: Any) ->
 def gradient(algorithm: PolicyGradient, rows: list[Trajectory]) -> dict[str, list[float]]:
     """The derivative of the loss by the log-prob of each sampled token, by episode, in order."""
     made = assign(algorithm, rows)
-    names = [one.row_id for one in made.rows]
+    names = [row.row_id for row in made.rows]
     batch = collate(TrainingRows.of(made.rows))
     logprobs = batch.logprobs.clone().requires_grad_()
     total, _ = algorithm.loss(logprobs, torch.zeros_like(logprobs), batch)
     (total / algorithm.count(batch)).backward()
     assert logprobs.grad is not None
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for name, values, mask in zip(names, logprobs.grad, batch.mask, strict=True):
-        found.setdefault(episode_of(name), []).extend(round(one, 7) for one in values[mask].tolist())
-    return found
+        result.setdefault(episode_of(name), []).extend(round(value, 7) for value in values[mask].tolist())
+    return result
 
 
 AGGREGATES = [{"aggregate": "sequence"}, {"aggregate": "token"}, {"aggregate": "constant", "constant_length": 10}]
@@ -73,7 +73,7 @@ def test_the_pull_towards_a_reference_is_over_episodes_too() -> None:
     batches = []
     for rows in ([row("a", 0, 1.0, 6)], [row("a", n, 1.0, 2) for n in range(3)]):
         rows = [*rows, row("b", 0, 0.0, 4)]
-        made = assign(algorithm, rows, Extras(reference=[one.logprobs for one in rows])).rows
+        made = assign(algorithm, rows, Extras(reference=[row.logprobs for row in rows])).rows
         batch = collate(TrainingRows.of(made))
         logprobs = (batch.logprobs - 0.5) * batch.mask
         total, _ = algorithm.loss(logprobs, torch.zeros_like(logprobs), batch)
@@ -90,9 +90,9 @@ def test_a_group_is_compared_by_episodes() -> None:
 def two_agents(rewards: list[tuple[float, float]]) -> list[Trajectory]:
     """Episodes of a white and a black agent, of 2 and 3 tokens."""
     return [
-        row(f"game-{number}", place, reward, 2 + place, agent=("white", "black")[place])
+        row(f"game-{number}", position, reward, 2 + position, agent=("white", "black")[position])
         for number, both in enumerate(rewards)
-        for place, reward in enumerate(both)
+        for position, reward in enumerate(both)
     ]
 
 
@@ -101,7 +101,7 @@ def test_agents_that_share_a_reward_are_one_attempt(credit: str) -> None:
     """Rewards 1, 0 and 0 of three episodes: the mean is 1/3, and each episode is a third of the loss."""
     made = assign(RLOO(credit=credit), two_agents([(1.0, 1.0), (0.0, 0.0), (0.0, 0.0)]))
     assert made.advantages == pytest.approx([1, 1, -0.5, -0.5, -0.5, -0.5])
-    assert made.attempts.tolist() == [one.unit for one in made.rows] == [0, 0, 1, 1, 2, 2]
+    assert made.attempts.tolist() == [row.unit for row in made.rows] == [0, 0, 1, 1, 2, 2]
 
 
 def test_agents_with_rewards_of_their_own_are_compared_with_the_same_agent_also_if_rewards_coincide() -> None:
@@ -118,8 +118,8 @@ def test_agents_with_rewards_of_their_own_are_compared_with_the_same_agent_also_
 
 @pytest.mark.parametrize("credit", ["whole", "joint", "fork_turn"])
 def test_an_attempt_with_several_rewards_is_refused(credit: str) -> None:
-    said = rf"credit: {credit}, and rows of the episode game-1 have several rewards in one group, 0.0 and 1.0, .*agent$"
-    with pytest.raises(ValueError, match=said):
+    text = rf"credit: {credit}, and rows of the episode game-1 have several rewards in one group, 0.0 and 1.0, .*agent$"
+    with pytest.raises(ValueError, match=text):
         assign(RLOO(credit=credit), two_agents([(1.0, 1.0), (0.0, 1.0)]))
     torn = [row("a", 0, 1.0, 2, agent="white"), row("a", 1, 0.0, 2, agent="white"), row("b", 0, 0.0, 2)]
     with pytest.raises(ValueError, match=r"the episode a have several rewards in one group, 1\.0 and 0\.0, but"):
@@ -128,7 +128,7 @@ def test_an_attempt_with_several_rewards_is_refused(credit: str) -> None:
 
 def test_joint_credit_of_an_episode_in_several_groups_is_refused() -> None:
     rows = two_agents([(1.0, 1.0), (0.0, 0.0)])
-    torn = [one.model_copy(update={"group_id": one.agent}) for one in rows]
+    torn = [row.model_copy(update={"group_id": row.agent}) for row in rows]
     assert assign(RLOO(), torn).attempts.tolist() == [0, 1, 2, 3], "an attempt is what an episode has in one group"
     with pytest.raises(ValueError, match="rows of the episode game-0 are of several groups, 'white' and 'black'; give"):
         assign(RLOO(credit="joint"), torn)
@@ -163,9 +163,9 @@ def test_the_names_of_rows() -> None:
 
 
 def call(number: int, word: str) -> list[Message]:
-    said = ToolCall(id=f"c{number}", name="go", arguments=f'{{"door": "{word}"}}')
+    text = ToolCall(id=f"c{number}", name="go", arguments=f'{{"door": "{word}"}}')
     return [
-        Message(role=Role.ASSISTANT, tool_calls=[said], reward=0.5),
+        Message(role=Role.ASSISTANT, tool_calls=[text], reward=0.5),
         Message(role=Role.TOOL, tool_call_id=f"c{number}", content=f"room {number}"),
     ]
 
@@ -174,8 +174,8 @@ def conversation(steps: int, size: int) -> tuple[list[Message], list[int]]:
     """Steps of ``size`` tokens for the turn and as many for its answer, after an opening of five."""
     messages, ids = list[Message](), list(range(5))
     for number in range(steps):
-        for one in call(number, "left"):
-            messages += spanned([one], len(ids), len(ids) + size)
+        for item in call(number, "left"):
+            messages += spanned([item], len(ids), len(ids) + size)
             ids += range(100 * number + len(ids), 100 * number + len(ids) + size)
     return messages, ids
 
@@ -197,28 +197,28 @@ def test_what_an_episode_goes_on_from() -> None:
     for by, text in by_hand.items():
         compress = Compress(limit=32, keep_last=1, by=by)
         summary = "in the attic" if by == "summary" else ""
-        found = window(OPENING, [], messages, ids, compress, summary, words)
-        assert found is not None
-        assert [one.content for one in found.messages] == [text, "", "room 2"]
-        head = len(words(found.messages[:1]))
-        assert found.ids == words(found.messages[:1]) + ids[-8:], "the tokens as they were"
-        assert [(one.token_start, one.token_end) for one in found.messages] == [
+        row = window(OPENING, [], messages, ids, compress, summary, words)
+        assert row is not None
+        assert [message.content for message in row.messages] == [text, "", "room 2"]
+        head = len(words(row.messages[:1]))
+        assert row.ids == words(row.messages[:1]) + ids[-8:], "the tokens as they were"
+        assert [(message.token_start, message.token_end) for message in row.messages] == [
             (0, head), (head, head + 4), (head + 4, head + 8)
         ]  # fmt: skip
-        assert [one.reward for one in found.messages] == [None] * 3, "an answer is rewarded once"
-        assert len(found.left_out) == 2
+        assert [message.reward for message in row.messages] == [None] * 3, "an answer is rewarded once"
+        assert len(row.left_out) == 2
 
 
 @given(steps=st.integers(1, 8), size=st.integers(1, 12), keep=st.integers(0, 9), limit=st.integers(32, 120))
 def test_the_next_prompt_fits_and_ends_as_the_one_before(steps: int, size: int, keep: int, limit: int) -> None:
     messages, ids = conversation(steps, size)
-    found = window(OPENING, [], messages, ids, Compress(limit=limit, keep_last=keep), "", words)
-    assert found is not None, "the opening alone fits"
-    kept = len(found.messages) // 2
-    assert len(found.ids) == len(words(OPENING)) + kept * 2 * size <= limit
-    assert kept == min(keep, steps) or len(found.ids) + 2 * size > limit, "no fewer than fit"
-    assert found.ids[len(words(OPENING)) :] == ids[len(ids) - kept * 2 * size :]
-    assert len(found.left_out) == steps - kept
+    row = window(OPENING, [], messages, ids, Compress(limit=limit, keep_last=keep), "", words)
+    assert row is not None, "the opening alone fits"
+    kept = len(row.messages) // 2
+    assert len(row.ids) == len(words(OPENING)) + kept * 2 * size <= limit
+    assert kept == min(keep, steps) or len(row.ids) + 2 * size > limit, "no fewer than fit"
+    assert row.ids[len(words(OPENING)) :] == ids[len(ids) - kept * 2 * size :]
+    assert len(row.left_out) == steps - kept
 
 
 def test_nothing_to_go_on_from_if_the_opening_does_not_fit() -> None:
@@ -233,12 +233,12 @@ def test_an_episode_as_one_row_has_each_message_once() -> None:
     first, second = row("a", 0, 1.0, 2, n_steps=1, n_tool_calls=1), row("a", 1, 1.0, 3, n_steps=2)
     first = first.model_copy(update={"messages": [*first.messages, ask, told], "n_tool_errors": 1})
     again = Message(role=Role.ASSISTANT, content="a", token_start=0, token_end=1)
-    own = [one.model_copy(update={"content": "b"}) for one in second.messages[1:]]
+    own = [message.model_copy(update={"content": "b"}) for message in second.messages[1:]]
     second = second.model_copy(update={"messages": [second.messages[0], again, *own]})
-    one = whole([first, second])
-    assert [message.content for message in one.messages] == ["q", "a", "b"]
-    assert (one.n_steps, one.n_tool_calls, one.n_tool_errors, one.n_action_tokens) == (3, 1, 1, 5)
-    assert one.input_ids == []
+    entry = whole([first, second])
+    assert [message.content for message in entry.messages] == ["q", "a", "b"]
+    assert (entry.n_steps, entry.n_tool_calls, entry.n_tool_errors, entry.n_action_tokens) == (3, 1, 1, 5)
+    assert entry.input_ids == []
     assert whole([first]) is first
 
 

@@ -47,8 +47,8 @@ def test_two_ranks_find_the_losses_and_gradients_of_one() -> None:
 
 def _compare(rank: int, port: int) -> None:
     """What each of two ranks asserts."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank), "DS_ACCELERATOR": "cpu"}
+    position = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= position | {"RANK": str(rank), "LOCAL_RANK": str(rank), "DS_ACCELERATOR": "cpu"}
     torch.set_num_threads(1)
     join_ranks()
     for kind in ("qwen2", "llama", "one head of keys"):
@@ -98,28 +98,28 @@ def _same(
     batch = collate(rows, packing=True, sequence=group)
     assert batch.packing
     assert batch.packing.input_ids.shape[1] % 2 == 0
-    found, ours = _found(model, work(batch))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    result, ours = _found(model, work(batch))
+    for first, other in zip(result, expected, strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-4, atol=1e-5)
     for name, gradient in ours.items():
         dist.all_reduce(gradient)
         gap = (gradient - theirs[name]).abs().max()
         assert gap <= 1e-4 * theirs[name].abs().max() + 1e-7, (name, gap)
 
 
-def _found(model: torch.nn.Module, found: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+def _found(model: torch.nn.Module, result: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     model.zero_grad()
-    found[1].backward()
-    assert found[1].abs() > 1e-3
-    gradients = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
-    assert any(one.abs().max() > 1e-3 for one in gradients.values())
-    return tuple(one.detach() for one in found), gradients
+    result[1].backward()
+    assert result[1].abs() > 1e-3
+    gradients = {name: item.grad.clone() for name, item in model.named_parameters() if item.grad is not None}
+    assert any(gradient.abs().max() > 1e-3 for gradient in gradients.values())
+    return tuple(item.detach() for item in result), gradients
 
 
 def _halved(model: Any, group: SequenceGroup) -> None:
     """A rank keeps half of what the backward pass needs."""
     rows = TrainingRows.of(random_rows(8, shared=2))
-    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def kept(sequence: SequenceGroup | None) -> int:
         sizes: dict[int, int] = {}
@@ -171,9 +171,9 @@ def test_a_job_learns_what_one_process_learns(
         names = ("loss", "entropy", "grad_norm")
         assert [history[0][name] for name in names] == pytest.approx([expected[0][name] for name in names], rel=0.05)
         return
-    for found, one in zip(history, expected, strict=True):
-        for name, value in one.items():
-            assert found[name] == pytest.approx(value, rel=1e-4, abs=2e-6), name
+    for commit, item in zip(history, expected, strict=True):
+        for name, value in item.items():
+            assert commit[name] == pytest.approx(value, rel=1e-4, abs=2e-6), name
     trained = Policy.load(tmp_path / "job" / "model").model.state_dict()
     for name, value in trainer.policy.model.state_dict().items():
         assert trained[name].numpy() == pytest.approx(value.numpy(), abs=2e-4), name

@@ -33,9 +33,9 @@ def test_the_word_for_planted_counts(best: tuple[int, int, int], sampled: tuple[
 
 def test_a_word_that_needs_a_reason_has_one() -> None:
     assert judged(None, of(12, 2, 64)).why == "the control was not run"
-    found = judged(of(3, 1, 16), of(2, 1, 16))
-    assert found.why.startswith("16 tasks are too few: a gain of up to ")
-    assert found.why.endswith(" points is not excluded")
+    result = judged(of(3, 1, 16), of(2, 1, 16))
+    assert result.why.startswith("16 tasks are too few: a gain of up to ")
+    assert result.why.endswith(" points is not excluded")
     assert judged(of(13, 14, 256), of(10, 40, 256)).why.startswith("at temperature 1")
 
 
@@ -51,11 +51,11 @@ def test_nothing_is_gained_only_where_the_baseline_gains() -> None:
 
 def test_pairs_are_counted_over_runs_and_tasks() -> None:
     before, after = dict.fromkeys(range(10), 0.0), {n: float(n < 6) for n in range(10)}
-    found = paired([before, before], [after, before])
-    assert (found.gained, found.lost, found.tasks) == (6, 0, 10)
-    assert found.p == pytest.approx(mcnemar(6, 0))
-    assert found.mean == pytest.approx(0.3)
-    assert found.low <= 0, "one of two seeds gained nothing"
+    result = paired([before, before], [after, before])
+    assert (result.gained, result.lost, result.tasks) == (6, 0, 10)
+    assert result.p == pytest.approx(mcnemar(6, 0))
+    assert result.mean == pytest.approx(0.3)
+    assert result.low <= 0, "one of two seeds gained nothing"
     half = paired([before], [dict.fromkeys(range(10), 0.5)])
     assert half.p == pytest.approx(2 / 2**10), "outcomes of several attempts: the randomization test"
     with pytest.raises(ValueError, match=r"zip\(\)"):

@@ -42,9 +42,9 @@ def service(engine: dict[str, Any], **customer: Any) -> Service:
 
 
 def tasks(environment: Service) -> list[Task]:
-    found = environment.tasks({"train": 40}, 0)["train"]
-    assert [task.task_id for task in found] == [task.task_id for task in Service().tasks({"train": 40}, 0)["train"]]
-    return [next(task for task in found if task.level == level) for level in range(1, 6)]
+    result = environment.tasks({"train": 40}, 0)["train"]
+    assert [task.task_id for task in result] == [task.task_id for task in Service().tasks({"train": 40}, 0)["train"]]
+    return [next(task for task in result if task.level == level) for level in range(1, 6)]
 
 
 def test_the_expert_serves_a_customer_whom_a_model_plays(endpoint: tuple[dict[str, Any], bool]) -> None:
@@ -52,14 +52,14 @@ def test_the_expert_serves_a_customer_whom_a_model_plays(endpoint: tuple[dict[st
     environment = service(engine)
     for task in tasks(environment):
         row = demonstrate(environment, task, 0.0, 0, "t")
-        said = [message.content for message in row.messages if message.role is Role.USER]
+        texts = [message.content for message in row.messages if message.role is Role.USER]
         email = json.loads(task.metadata)["email"]
-        assert f"Sure: {email}" in said, "these are the words of the model"
-        requests = [ChangeRequest(**one) for one in json.loads(task.metadata)["requests"]]
+        assert f"Sure: {email}" in texts, "these are the words of the model"
+        requests = [ChangeRequest(**request) for request in json.loads(task.metadata)["requests"]]
         changes = any(goal.order for goal in environment.goals(requests))
-        assert row.success == (agrees or not changes), (task.level, said)
+        assert row.success == (agrees or not changes), (task.level, texts)
         if changes and not agrees:
-            assert "No, not that." in said
+            assert "No, not that." in texts
 
 
 def test_a_request_that_fails_ends_its_episode_as_infra_error(endpoint: tuple[dict[str, Any], bool]) -> None:
@@ -74,8 +74,8 @@ def test_a_customer_whom_the_embedded_engine_plays(tmp_path: Path) -> None:
     policy = tiny_policy([[Message(role=Role.USER, content=task.prompt)]], 0)
     policy.save(tmp_path / "customer")
     environment = service({"type": "transformers"}, model=str(tmp_path / "customer"), max_tokens=8)
-    said = ["May I have your email address?", "Which order is it?", "Do you confirm?"]
-    rows, again = (play(environment, task, *said, number=2) for _ in range(2))
+    texts = ["May I have your email address?", "Which order is it?", "Do you confirm?"]
+    rows, again = (play(environment, task, *texts, number=2) for _ in range(2))
     assert [row.messages for row in rows] == [row.messages for row in again], "equal seeds, equal conversations"
     for row in rows:
         assert (row.termination, row.n_steps, row.success) == (Termination.MAX_STEPS, environment.max_steps, False)

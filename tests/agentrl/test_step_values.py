@@ -15,10 +15,10 @@ from agentrl.training.weights import without_losses
 def test_three_hops_that_succeed_with_probability_seven_tenths_each() -> None:
     """v = .343, .49, .7 before the three turns: exact shares of 1,000 continuations."""
     for hops, share in ((3, 343), (2, 490), (1, 700)):
-        found = estimate([1.0] * share + [0.0] * (1000 - share), [hops] * 1000)
-        assert found.value == pytest.approx(0.7**hops)
-        assert found.low < 0.7**hops < found.high
-        assert found.n == 1000
+        result = estimate([1.0] * share + [0.0] * (1000 - share), [hops] * 1000)
+        assert result.value == pytest.approx(0.7**hops)
+        assert result.low < 0.7**hops < result.high
+        assert result.n == 1000
 
 
 def test_discounts_hard_labels_and_rewards_beyond_one() -> None:
@@ -46,8 +46,8 @@ def search(turns: int, reward: float, value: Callable[[int], float]) -> tuple[in
 @pytest.mark.parametrize("turns", range(1, 20))
 def test_bisection_finds_the_turn_that_lost(turns: int) -> None:
     for lost in range(turns):
-        found, asked = search(turns, 0.0, lambda boundary, lost=lost: 0.8 if boundary <= lost else 0.1)
-        assert found == lost
+        result, asked = search(turns, 0.0, lambda boundary, lost=lost: 0.8 if boundary <= lost else 0.1)
+        assert result == lost
         assert len(asked) == len(set(asked)) <= 2 + math.ceil(math.log2(turns))
 
 
@@ -60,15 +60,15 @@ def test_a_planted_error_is_found_within_five_evaluations_in_95_percent_of_rows(
         return sum(random.random() < chance for _ in range(8)) / 8
 
     for _ in range(400):
-        found, asked = search(9, 0.0, noisy)
-        right += found == 6 and len(asked) <= 5
+        result, asked = search(9, 0.0, noisy)
+        right += result == 6 and len(asked) <= 5
     assert right / 400 >= 0.95
 
 
 def test_a_value_that_recovers_is_not_the_turn_that_lost() -> None:
     values = [1.0, 1.0, 0.2, 1.0, 1.0, 0.1, 0.1, 0.0, 0.0]
-    found, _ = search(8, 0.0, values.__getitem__)
-    assert found == 4
+    result, _ = search(8, 0.0, values.__getitem__)
+    assert result == 4
     dip = [1.0, 1.0, 1.0, 1.0, 0.2, 1.0, 1.0, 0.1, 0.0]  # bisection looks at the dip first
     assert search(8, 0.0, dip.__getitem__)[0] == 6
 

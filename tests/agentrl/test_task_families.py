@@ -86,9 +86,9 @@ def test_the_expert_still_solves_most_after_faults(name: str) -> None:
     tasks = 12 if name in IN_SANDBOX else 60
     rows = [demonstrate(environment, task, 0.0, 0, "t") for task in environment.tasks({"train": tasks}, 5)["train"]]
     assert sum(row.success for row in rows) > 0.6 * len(rows)
-    said = [message.content for row in rows for message in row.messages if message.role is Role.TOOL]
-    assert any(text.startswith("429 too many requests; retry-after: ") for text in said)
-    assert sum(row.n_tool_errors for row in rows) == sum(text[:3] in ("429", "500", "502", "503") for text in said) > 0
+    texts = [message.content for row in rows for message in row.messages if message.role is Role.TOOL]
+    assert any(text.startswith("429 too many requests; retry-after: ") for text in texts)
+    assert sum(row.n_tool_errors for row in rows) == sum(text[:3] in ("429", "500", "502", "503") for text in texts) > 0
 
 
 @every_family
@@ -136,10 +136,10 @@ def test_episodes_fork_and_are_made_again(name: str, seed: int) -> None:
         before = whole if last + 1 < len(whole) else whole[:last]
         others = [await fork(environment, task, episode, before), await rebuild(environment, task, before)]
         turn = episode.advise()
-        assert [one.advise() for one in others] == [turn, turn]
-        steps = [await one.step(turn) for one in (others[0], episode, others[1])]
+        assert [other.advise() for other in others] == [turn, turn]
+        steps = [await item.step(turn) for item in (others[0], episode, others[1])]
         assert steps[0] == steps[1] == steps[2]
-        scores = [await one.score() for one in (others[0], episode, others[1])]
+        scores = [await item.score() for item in (others[0], episode, others[1])]
         assert scores[0] == scores[1] == scores[2]
 
     asyncio.run(go())

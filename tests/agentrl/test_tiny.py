@@ -47,8 +47,8 @@ def test_a_policy_has_the_size_that_is_asked_for(runs: list[Trajectory]) -> None
     size = TinySize(context=500, turn=70, vocabulary=400, layers=3, width=96)
     policy = tiny_policy([row.messages for row in runs], 0, size)
     config = policy.model.config
-    found = (config.max_position_embeddings, config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
-    assert found == (500, 3, 96, 3)
+    result = (config.max_position_embeddings, config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
+    assert result == (500, 3, 96, 3)
     assert policy.model.generation_config.max_new_tokens == 70
     assert len(policy.tokenizer) <= 400 < len(tiny_policy([row.messages for row in runs], 0).tokenizer)
 

@@ -17,9 +17,9 @@ def test_tensorboard_holds_the_curve(tmp_path: Path) -> None:
             send(metrics)
     stored = events.EventAccumulator(str(tmp_path / "run-1"))
     stored.Reload()
-    found = stored.Scalars("loss")
-    assert [point.step for point in found] == [0, 1, 2]
-    assert [point.value for point in found] == pytest.approx([m["loss"] for m in CURVE])
+    result = stored.Scalars("loss")
+    assert [point.step for point in result] == [0, 1, 2]
+    assert [point.value for point in result] == pytest.approx([m["loss"] for m in CURVE])
 
 
 def test_mlflow_holds_the_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,8 +32,8 @@ def test_mlflow_holds_the_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     client = mlflow.MlflowClient()
     [run] = client.search_runs(["0"])
     assert run.info.run_name == "run-1"
-    found = client.get_metric_history(run.info.run_id, "loss")
-    assert [(point.step, point.value) for point in found] == [(m["step"], m["loss"]) for m in CURVE]
+    result = client.get_metric_history(run.info.run_id, "loss")
+    assert [(point.step, point.value) for point in result] == [(m["step"], m["loss"]) for m in CURVE]
 
 
 @pytest.mark.slow  # it starts a service of its own

@@ -59,11 +59,11 @@ def test_tokens_outside_the_mask_teach_nothing() -> None:
         )
         for row in rows
     ]
-    found = []
+    matches = []
     for data in (rows, changed):
         trainer = Trainer(small_policy(), GRPO(), OptimizerConfig(), 1)
-        found.append(trainer.step(TrainingRows.of(data)))
-    assert found[0] == found[1]
+        matches.append(trainer.step(TrainingRows.of(data)))
+    assert matches[0] == matches[1]
 
 
 def run(tmp_path: Path, total: int, stop_after: int | None = None) -> list[dict[str, float]]:
@@ -220,8 +220,8 @@ def test_a_step_without_memory_halves_its_micro_batches_and_says_so(monkeypatch:
     with pytest.warns(
         UserWarning, match=r"step 0 ran out of memory \(CUDA .* 2.00 GiB.\); micro batches have (100|200) tokens"
     ):
-        found = trainer.step(rows)
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        result = trainer.step(rows)
+    assert result == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert max(Short.tried) > 100
     Short.tried.clear()
     trainer.step(rows)

@@ -65,7 +65,7 @@ def problems_of(row: TrainingRow) -> str | None:
             return f"{name} not finite"
     if not any(row.mask[1:]):
         return "no action token"
-    return "outside the model's vocabulary" if not all(0 <= one < VOCABULARY for one in row.input_ids) else None
+    return "outside the model's vocabulary" if not all(0 <= token < VOCABULARY for token in row.input_ids) else None
 
 
 values = st.sampled_from([0.5, -1.0, float("nan"), float("inf")])
@@ -95,15 +95,15 @@ def test_all_broken_rows_are_named_and_no_other(rows: list[TrainingRow]) -> None
     expected = {row.row_id: problem for row in rows if (problem := problems_of(row))}
     try:
         check_rows(TrainingRows.of(rows), POLICY)
-        said = ""
+        text = ""
     except TrainingError as error:
-        said = str(error)
-    parts = said.split("; ")
+        text = str(error)
+    parts = text.split("; ")
     for row in rows:
         if row.row_id in expected:
             assert any(expected[row.row_id] in part and row.row_id in part for part in parts)
         else:
-            assert row.row_id not in said
+            assert row.row_id not in text
 
 
 POLICY = small_policy()

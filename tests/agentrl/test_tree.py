@@ -67,7 +67,7 @@ def test_visits_are_own_and_those_of_the_children(ends: list[tuple[int, bool]]) 
         nodes.append(TreeNode(str(number), "r", parent.turn + 1, parent))
         parent.children[str(number)] = nodes[-1]
     for _ in range(2):  # what was counted before is forgotten
-        back_up(nodes[0], [(nodes[place], float(won)) for place, won in ends])
+        back_up(nodes[0], [(nodes[position], float(won)) for position, won in ends])
     for node in nodes:
         assert node.visits == node.own + sum(child.visits for child in node.children.values())
     assert (nodes[0].visits, nodes[0].total) == (len(ends), sum(won for _, won in ends))

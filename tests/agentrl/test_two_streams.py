@@ -46,9 +46,9 @@ def gradients(
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}, metrics
 
 
-def close(found: Gradients, expected: Gradients) -> None:
+def close(result: Gradients, expected: Gradients) -> None:
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(result[name], gradient, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: objective.type)
@@ -87,8 +87,8 @@ def test_one_batch_of_eight_equals_eight_of_one_and_packed_rows_equal_padded_one
     rows[3] = observed(rows[3])
     whole, metrics = gradients(rows, objective)
     for changed in ({"micro_tokens": 1}, {"packs": False}):
-        found, again = gradients(rows, objective, **changed)  # type: ignore[arg-type]
-        close(found, whole)
+        result, again = gradients(rows, objective, **changed)  # type: ignore[arg-type]
+        close(result, whole)
         assert again == pytest.approx(metrics, rel=1e-4, abs=1e-6)
 
 
@@ -96,7 +96,7 @@ def test_one_batch_of_eight_equals_eight_of_one_and_packed_rows_equal_padded_one
 def test_without_a_second_stream_the_step_is_the_same_to_the_bit(objective: Objective) -> None:
     """The step as it was before there was a second stream, written down once more."""
     rows = random_rows(6)
-    found, metrics = gradients(rows, objective)
+    result, metrics = gradients(rows, objective)
     policy = small_policy()
     trainer = Trainer(policy, objective, OptimizerConfig(), 1)
     table = TrainingRows.of(rows)
@@ -107,11 +107,11 @@ def test_without_a_second_stream_the_step_is_the_same_to_the_bit(objective: Obje
         total, _ = objective.loss(logprobs, entropies, batch, objective.over_step({}))
         trainer.backend.backward(total / objective.count(batch) * 1.0, last=True)
     for name, p in policy.model.named_parameters():
-        assert p.grad is None or torch.equal(found[name], p.grad), name
+        assert p.grad is None or torch.equal(result[name], p.grad), name
     assert metrics["loss"] == total.item() / objective.count(batch)
     assert not {"ce_loss", "ce_tokens"} & set(metrics)
     zeros, again = gradients(weighed(rows, weight=0.0), objective)
-    assert all(torch.equal(zeros[name], found[name]) for name in found)
+    assert all(torch.equal(zeros[name], result[name]) for name in result)
     assert {name: again[name] for name in metrics} == metrics
 
 

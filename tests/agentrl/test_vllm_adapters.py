@@ -49,9 +49,9 @@ def trained(adapted: Policy, seed: int) -> Policy:
 
 
 def served(servers: list[Speaking], adapted: Policy) -> VLLMEngine:
-    for one in servers:
-        one.routes.append(ADAPT)
-    return VLLMEngine(adapted, [Server(one.url) for one in servers])
+    for server in servers:
+        server.routes.append(ADAPT)
+    return VLLMEngine(adapted, [Server(server.url) for server in servers])
 
 
 def test_adapters_come_under_a_new_name_per_version_and_nothing_pauses(
@@ -76,7 +76,7 @@ def test_adapters_come_under_a_new_name_per_version_and_nothing_pauses(
         await engine.load(Weights(2, trained(adapted, 2).model))
 
     blocking(ask())
-    old, new = (one["model"] for one in server.asked)
+    old, new = (request["model"] for request in server.asked)
     [current] = server.adapters
     assert old == first
     assert len({first, new, current}) == 3
@@ -94,16 +94,16 @@ def test_a_server_that_forgot_its_adapters_gets_the_current_one_before_it_serves
 
     async def ask() -> None:
         await engine.load(Weights(3, trained(adapted, 3).model))
-        for one in servers:  # as after a restart behind the same URL
-            one.label, one.adapters = "default", {}
+        for server in servers:  # as after a restart behind the same URL
+            server.label, server.adapters = "default", {}
         made = await turn(engine)
         assert [span.version for span in made.spans] == [3]
         await settled(engine)
 
     with pytest.warns(UserWarning, match="answered 404"):
         blocking(ask())
-    assert all(one.label == "0" for one in servers if one.adapters)
-    assert any(one.adapters for one in servers)
+    assert all(server.label == "0" for server in servers if server.adapters)
+    assert any(server.adapters for server in servers)
     blocking(engine.close())
 
 

@@ -89,10 +89,10 @@ def test_experts_have_the_names_and_values_of_a_model_folder(kind: str, made: st
     plain.save(tmp_path / "saved")
     wanted = tensors_of(tmp_path / "saved")
     policy = MADE[made](plain, tmp_path / "other")
-    found = tensors_of(write_folder(policy.model, policy.tokenizer, tmp_path / "of the model"))
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
-    assert sum(".experts.3." in name for name in found) == 2 * 3
+    result = tensors_of(write_folder(policy.model, policy.tokenizer, tmp_path / "of the model"))
+    assert result.keys() == wanted.keys()
+    assert all(torch.equal(result[name], tensor) for name, tensor in wanted.items())
+    assert sum(".experts.3." in name for name in result) == 2 * 3
     like = write_folder(
         tmp_path / "saved", policy.tokenizer, tmp_path / "of the folder", like=tmp_path / "of the model"
     )
@@ -123,8 +123,8 @@ def gap(policy: Policy, engine: VLLMEngine) -> float:
     with torch.inference_mode():
         logits = policy.model(ids[None]).logits[0, :-1].float()
     wanted = logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-    found = torch.tensor(blocking(engine.score(ids.tolist())))
-    return float((found - wanted).abs().mean())
+    logprobs = torch.tensor(blocking(engine.score(ids.tolist())))
+    return float((logprobs - wanted).abs().mean())
 
 
 @pytest.mark.vllm

@@ -42,7 +42,7 @@ def servers(policy: Policy) -> Iterator[list[Speaking]]:
 
 @pytest.fixture
 def engine(policy: Policy, servers: list[Speaking]) -> Iterator[VLLMEngine]:
-    made = VLLMEngine(policy, [Server(one.url) for one in servers])
+    made = VLLMEngine(policy, [Server(server.url) for server in servers])
     yield made
     blocking(made.close())
 
@@ -54,7 +54,7 @@ def test_sessions_of_one_root_stay_on_one_server_and_roots_are_spread(
         await asyncio.gather(*(turn(engine, f"group-{number // 4}") for number in range(32)))
 
     blocking(ask())
-    roots = [len(one.asked) for one in servers]
+    roots = [len(server.asked) for server in servers]
     assert sum(roots) == 32
     assert min(roots) >= 8
 
@@ -63,8 +63,8 @@ def test_sessions_of_one_root_stay_on_one_server_and_roots_are_spread(
 def test_a_turn_that_a_server_fails_is_asked_of_another(
     engine: VLLMEngine, servers: list[Speaking], fault: int | str
 ) -> None:
-    for one in servers:
-        one.faults = [fault]
+    for server in servers:
+        server.faults = [fault]
 
     async def ask() -> Any:
         made = await turn(engine)
@@ -76,12 +76,12 @@ def test_a_turn_that_a_server_fails_is_asked_of_another(
     ):
         made = blocking(ask())
     assert (made.ids, made.stop) == ([7, 8, 2], "stop")
-    assert sum(len(one.asked) for one in servers) >= 2
+    assert sum(len(server.asked) for server in servers) >= 2
 
 
 def test_a_server_that_always_fails_ends_in_an_error_that_says_so(engine: VLLMEngine, servers: list[Speaking]) -> None:
-    for one in servers:
-        one.faults = [500] * 20
+    for server in servers:
+        server.faults = [500] * 20
     with pytest.raises(EngineError, match=r"requests failed one after the other; the last: .* answered 500"):
         blocking(turn(engine))
 
@@ -90,9 +90,9 @@ def test_a_turn_is_cut_at_its_time_limit_even_if_the_server_hangs(
     engine: VLLMEngine, servers: list[Speaking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.engines.replicas.ANSWER_S", 0.2)
-    for one in servers:
-        one.faults = ["hang"]
-        one.routes.append("/inference/v1/abort_requests")
+    for server in servers:
+        server.faults = ["hang"]
+        server.routes.append("/inference/v1/abort_requests")
     started = time.monotonic()
     made = blocking(turn(engine, time_limit=0.2))
     assert (made.ids, made.stop) == ([], "cut")
@@ -104,16 +104,16 @@ def test_a_server_that_was_started_again_gets_the_current_weights_before_it_serv
 ) -> None:
     async def ask() -> None:
         await engine.load(Weights(3, policy.model))
-        for one in servers:
-            one.label, one.faults, one.loads = "default", [500], []  # as after a restart behind the same URL
+        for server in servers:
+            server.label, server.faults, server.loads = "default", [500], []  # as after a restart behind the same URL
         made = await turn(engine)
         assert [span.version for span in made.spans] == [3]
         await settled(engine)
 
     blocking(ask())
-    again = [one for one in servers if one.asked and one.loads]
+    again = [server for server in servers if server.asked and server.loads]
     assert again
-    assert all(one.label == "3" for one in again)
+    assert all(item.label == "3" for item in again)
 
 
 def test_a_server_that_was_started_again_unnoticed_samples_nothing_with_the_weights_of_its_start(
@@ -122,18 +122,18 @@ def test_a_server_that_was_started_again_unnoticed_samples_nothing_with_the_weig
     """It answers as if nothing had happened; only the label of its weights tells."""
 
     async def ask() -> None:
-        for one in servers:
-            one.label, one.loads = "default", []
+        for server in servers:
+            server.label, server.loads = "default", []
         made = await turn(engine)
         assert [span.version for span in made.spans] == [0]
         await settled(engine)
-        for one in servers:
-            one.label, one.loads = "default", []
+        for server in servers:
+            server.label, server.loads = "default", []
         assert len(await engine.score([5, 6, 7])) == 2
         await settled(engine)
 
     blocking(ask())
-    assert [one for one in servers if one.loads], "they were given the weights again"
+    assert [server for server in servers if server.loads], "they were given the weights again"
 
 
 def test_weights_that_a_server_cannot_load_leave_the_old_ones(
@@ -153,7 +153,7 @@ def test_weights_of_the_version_before_go_and_nothing_else_does(
     for version in (1, 2):
         blocking(engine.load(Weights(version, policy.model)))
     blocking(engine.close())
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["0", "2", "of somebody else"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "2", "of somebody else"]
 
 
 def test_a_server_that_fails_while_it_gets_its_weights_again_is_tried_again(
@@ -162,13 +162,13 @@ def test_a_server_that_fails_while_it_gets_its_weights_again_is_tried_again(
     monkeypatch.setattr("agentrl.engines.vllm.PAUSE_S", 0.01)
 
     async def ask() -> None:
-        for one in servers:
-            one.label, one.faults, one.loads_fail = "default", [500], 2
+        for server in servers:
+            server.label, server.faults, server.loads_fail = "default", [500], 2
         await asyncio.gather(*(turn(engine, f"root {number}") for number in range(4)))
         await settled(engine)
 
     blocking(ask())
-    assert [one.label for one in servers] == ["0", "0"]
+    assert [server.label for server in servers] == ["0", "0"]
 
 
 ANSWERS = """
@@ -326,13 +326,13 @@ def test_weights_that_a_server_starts_again_from_stay_until_it_has(
 
     blocking(ask())
     assert there == [True]
-    assert [one.label for one in servers] == ["2", "2"]
+    assert [server.label for server in servers] == ["2", "2"]
 
 
 def test_a_server_with_other_log_probs_is_refused(policy: Policy, servers: list[Speaking]) -> None:
     servers[1].shift = 0.01
     with pytest.raises(EngineError, match=r"other log-probs than transformers with version 0 \(mean difference 0.01"):
-        VLLMEngine(policy, [Server(one.url) for one in servers])
+        VLLMEngine(policy, [Server(server.url) for server in servers])
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")

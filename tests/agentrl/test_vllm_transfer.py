@@ -45,9 +45,9 @@ def test_each_replica_has_its_own_ranks_in_the_group() -> None:
     clients = [Told(), Told(), Told()]
     group = Receivers([_receiver(client, ranks) for client, ranks in zip(clients, (2, 4, 1), strict=True)])
     group.init_weight_transfer_engine({"rank_offset": 1, "world_size": group.ranks + 1})
-    assert [one.told for one in clients] == [[{"rank_offset": n, "world_size": 8}] for n in (1, 3, 7)]
+    assert [client.told for client in clients] == [[{"rank_offset": n, "world_size": 8}] for n in (1, 3, 7)]
     group.init_weight_transfer_engine({"packed": True})
-    assert [one.told[1] for one in clients] == [{"packed": True}] * 3
+    assert [client.told[1] for client in clients] == [{"packed": True}] * 3
 
 
 def _receiver(client: Any, ranks: int) -> Any:
@@ -112,9 +112,9 @@ def test_weights_reach_all_replicas_between_two_tokens(tmp_path: Path) -> None:
             for session in sessions:
                 for span in session.spans:
                     logits = (policy, other)[span.version].model(torch.tensor([session.ids])).logits[0, :-1].float()
-                    found = logits.log_softmax(-1).gather(-1, torch.tensor(session.ids)[1:, None])[:, 0].tolist()
+                    result = logits.log_softmax(-1).gather(-1, torch.tensor(session.ids)[1:, None])[:, 0].tolist()
                     wanted = session.logprobs[span.start : span.end]
-                    assert found[span.start - 1 : span.end - 1] == pytest.approx(wanted, abs=1e-3)
+                    assert result[span.start - 1 : span.end - 1] == pytest.approx(wanted, abs=1e-3)
         assert list(engine._sync._members) == replicas  # type: ignore[attr-defined]
         print("the transfer took", engine.loads, "s")
     finally:

@@ -21,7 +21,7 @@ class Read:
         self.notes = Notes(quarantine=True, prompts=True)
         file = path / f"file{suffix}"
         if suffix.startswith(".jsonl"):
-            file.write_text("".join(json.dumps(one) + "\n" for one in document))
+            file.write_text("".join(json.dumps(entry) + "\n" for entry in document))
         else:
             file.write_text(json.dumps(document, indent=1))
         source = Source(file, self.notes)
@@ -60,7 +60,7 @@ CHAT = chat()
 
 def lines(path: Path, *records: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 

@@ -35,7 +35,7 @@ ALL = {"source_id": "a7", "source_time": WHEN, "model": "m-1", "prompt_tokens": 
 
 
 def lines(*records: Any) -> str:
-    return "".join(json.dumps(one) + "\n" for one in records)
+    return "".join(json.dumps(record) + "\n" for record in records)
 
 
 CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {

@@ -44,9 +44,9 @@ def spoken(number: int, messages: list[Message], **fields: Any) -> Trajectory:
         "tags": [],
     }
     counts = {
-        "n_steps": sum(one.role is Role.ASSISTANT for one in messages),
-        "n_tool_calls": sum(len(one.tool_calls) for one in messages),
-        "prompt": next(one.content for one in messages if one.role is Role.USER),
+        "n_steps": sum(message.role is Role.ASSISTANT for message in messages),
+        "n_tool_calls": sum(len(message.tool_calls) for message in messages),
+        "prompt": next(message.content for message in messages if message.role is Role.USER),
     }
     return build(number, messages=messages, **{**empty, **counts, **fields})
 
@@ -97,7 +97,7 @@ def hard(number: int) -> Trajectory:
 
 
 def without_spans(row: Trajectory) -> Trajectory:
-    bare = [one.model_copy(update={"token_start": None, "token_end": None}) for one in row.messages]
+    bare = [message.model_copy(update={"token_start": None, "token_end": None}) for message in row.messages]
     return row.model_copy(update={"messages": bare})
 
 

@@ -34,7 +34,7 @@ def train(name: str, path: Path, folder: Path) -> float:
     LlamaForCausalLM(LlamaConfig(vocab_size=258, **sizes)).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     model = LlamaForCausalLM.from_pretrained(folder / "model")
-    before = [one.detach().clone() for one in model.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     dataset = load_dataset("json", data_files=str(path), split="train", cache_dir=str(folder / "cache"))
     if "tools" in dataset.column_names:
         dataset = dataset.map(lambda line: {"tools": json.loads(line["tools"]) or None})

@@ -22,8 +22,8 @@ def test_rows_come_back_exactly_as_written(store: str, make: Make) -> None:
     rows = [make(i) for i in range(10)]
     result = buffer.append(iter(rows), stage="rollout", fingerprint=FP, run_id="r1")
     assert (result.rows, result.skipped) == (10, False)
-    found = buffer.get_many([rows[7].trajectory_id, rows[2].trajectory_id])
-    for back, row in zip(found, (rows[7], rows[2]), strict=True):
+    actual = buffer.get_many([rows[7].trajectory_id, rows[2].trajectory_id])
+    for back, row in zip(actual, (rows[7], rows[2]), strict=True):
         filled = row.model_copy(update={"stage": "rollout", "fingerprint": FP, "run_id": "r1"})
         assert back.model_dump_json() == filled.model_dump_json()  # as JSON, where NaN equals NaN
 
@@ -119,13 +119,13 @@ def test_a_newer_schema_is_refused(tmp_path: Path, make: Make) -> None:
 
 def test_digest_is_over_content_alone(tmp_path: Path, make: Make) -> None:
     rows = [make(i) for i in range(600)]
-    one, two = TrajectoryBuffer(tmp_path / "one"), TrajectoryBuffer(tmp_path / "two")
-    one.append(rows, stage="s", fingerprint="f", run_id="monday")
+    first, two = TrajectoryBuffer(tmp_path / "one"), TrajectoryBuffer(tmp_path / "two")
+    first.append(rows, stage="s", fingerprint="f", run_id="monday")
     later = [make(i) for i in reversed(range(600))]  # another created_at, another order, other files
     for shard in range(3):
         two.append(later[shard * 200 : (shard + 1) * 200], stage="s", fingerprint="f", shard=shard, run_id="friday")
-    assert one.digest(one.ids("f")) == two.digest(two.ids("f"))
-    assert one.digest(one.ids("f")[1:]) != two.digest(two.ids("f"))
+    assert first.digest(first.ids("f")) == two.digest(two.ids("f"))
+    assert first.digest(first.ids("f")[1:]) != two.digest(two.ids("f"))
 
 
 def test_sql_and_time_travel(tmp_path: Path, make: Make) -> None:

@@ -71,12 +71,12 @@ def test_show(filled: str) -> None:
 
 
 def test_stats_and_history(filled: str) -> None:
-    found = json.loads(ask("stats", "--store", filled, "--json"))
-    assert {row["stage"]: row["rows"] for row in found["stages"]} == {"rollout": 8, "expert": 4}
-    assert (found["rows"], found["tokens"], found["files"]) == (12, 144, 2)
+    printed = json.loads(ask("stats", "--store", filled, "--json"))
+    assert {row["stage"]: row["rows"] for row in printed["stages"]} == {"rollout": 8, "expert": 4}
+    assert (printed["rows"], printed["tokens"], printed["files"]) == (12, 144, 2)
     assert "rollout" in ask("stats", "--store", filled)
     commits = json.loads(ask("history", "--store", filled, "--json"))
-    assert [(one["version"], one["stage"], one["rows"]) for one in commits] == [
+    assert [(commit["version"], commit["stage"], commit["rows"]) for commit in commits] == [
         (2, "expert", 4),
         (1, "rollout", 8),
         (0, None, None),
@@ -124,23 +124,23 @@ def test_rows_of_other_splits_are_left_out_of_training_sets_and_counted(filled: 
     TrajectoryBuffer(filled).append(held, stage="eval", fingerprint="e")
     out, rules = tmp_path / "out.jsonl", tmp_path / "rules.yaml"
     rules.write_text("[{rule: keep, what: all}]")
-    said = "3 rows of other splits"
+    words = "3 rows of other splits"
 
     chat = ("export", str(out), "-f", "openai-chat", "--force", "--store", filled)
     text = ask(*chat)
-    assert f"{said} than train are left out; --split all takes them" in text
+    assert f"{words} than train are left out; --split all takes them" in text
     assert "12 records of 12 rows" in text
     assert json.loads(ask(*chat, "--json"))["other_splits"] == 3
     assert "15 records of 15 rows" in (text := ask(*chat, "--split", "all"))
-    assert said not in text
+    assert words not in text
     assert "3 records of 3 rows" in ask(*chat, "--split", "heldout")
     whole = ask("export", str(out), "-f", "verifiers", "--force", "--store", filled)
     assert "15 records of 15 rows" in whole  # no training set
-    assert said not in whole
+    assert words not in whole
 
     for more in (["--dry-run"], []):
         text = ask("curate", str(rules), "--store", filled, *more)
-        assert f"{said} are left out; --split all takes them" in text
+        assert f"{words} are left out; --split all takes them" in text
         assert "12 rows; " in text
         funnel = json.loads(ask("curate", str(rules), "--store", filled, *more, "--json"))["funnel"]
         assert (funnel[0]["rule"], funnel[0]["before"], funnel[0]["after"]) == ("split train", 15, 12)
@@ -159,7 +159,7 @@ def test_rows_of_other_splits_are_left_out_of_training_sets_and_counted(filled: 
     with pytest.raises(StoreError, match=r"n 13 is not between 1 and 12, .*; 3 rows of other splits are left out"):
         ask("sample", "13", "--store", filled)
     text = ask("sample", "12", "--store", filled)
-    assert said in text
+    assert words in text
     assert "12 rows; " in text
     assert "15 rows; " in ask("sample", "15", "--store", filled, "--split", "all")
     assert "3 rows; " in ask("sample", "3", "--store", filled, "--split", "heldout")

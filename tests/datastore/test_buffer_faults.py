@@ -43,9 +43,9 @@ def kill_and_resume(store: str, shards: int, seed: int) -> int:
             process.kill()
             process.wait()
             kills += 1
-            found = numbers(store)
-            assert len(found) == len(set(found))
-            assert len(found) % ROWS == 0  # shards are whole or absent
+            counts = numbers(store)
+            assert len(counts) == len(set(counts))
+            assert len(counts) % ROWS == 0  # shards are whole or absent
             assert kills < 200
 
 
@@ -55,7 +55,7 @@ def test_kill_dash_nine_in_the_middle_of_appends(tmp_path: Path) -> None:
     kills = kill_and_resume(store, 50, seed=1)
     assert kills >= 1
     assert numbers(store) == list(range(50 * ROWS))
-    assert {one.kind for one in check(TrajectoryBuffer(store))} <= {"orphan"}  # what the killed had written
+    assert {problem.kind for problem in check(TrajectoryBuffer(store))} <= {"orphan"}  # what the killed had written
 
 
 @pytest.mark.slow

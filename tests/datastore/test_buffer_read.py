@@ -73,8 +73,8 @@ def test_views(buffer: TrajectoryBuffer) -> None:
     assert steps["n_tokens"].to_list() == [4, 2]
     calls = buffer.sql("select name, count(*) as n, avg(success) as rate from tool_calls group by name")
     assert calls.rows() == [("find", 450, 0.5)]
-    one = buffer.sql("select arguments, observation from tool_calls where trajectory_id = 'rollout-01234567-000007'")
-    assert one.rows() == [('{"who": "Ann", "rel": "boss"}', "Bob 7")]
+    table = buffer.sql("select arguments, observation from tool_calls where trajectory_id = 'rollout-01234567-000007'")
+    assert table.rows() == [('{"who": "Ann", "rel": "boss"}', "Bob 7")]
 
 
 def test_views_of_rows_without_messages_or_calls(tmp_path: Path, make: Make) -> None:
@@ -103,7 +103,7 @@ def test_time_travel_and_diff(tmp_path: Path, make: Make) -> None:
     assert buffer.scan(moment).select(pl.len()).collect().item() == 1
     assert buffer.diff(first, second).to_dicts() == [{"stage": "b", "fingerprint": "g", "added": 2, "removed": 0}]
     assert buffer.diff(second, first).to_dicts() == [{"stage": "b", "fingerprint": "g", "added": 0, "removed": 2}]
-    assert [one["rows"] for one in buffer.history()] == [2, 1, None]
+    assert [commit["rows"] for commit in buffer.history()] == [2, 1, None]
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -234,5 +234,5 @@ def test_a_used_buffer_goes_to_another_process(buffer: TrajectoryBuffer) -> None
 @given(st.lists(st.booleans(), min_size=1, max_size=200))
 def test_few_rows_are_cut_out_and_many_are_filtered(asked: list[bool]) -> None:
     table = pa.table({"place": range(len(asked))})
-    found = lookup._chosen(table, pa.chunked_array([asked]))
-    assert found["place"].to_pylist() == [place for place, one in enumerate(asked) if one]
+    result = lookup._chosen(table, pa.chunked_array([asked]))
+    assert result["place"].to_pylist() == [position for position, request in enumerate(asked) if request]

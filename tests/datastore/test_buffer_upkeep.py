@@ -92,7 +92,7 @@ def test_vacuum_spares_an_append_under_way(tmp_path: Path) -> None:
     assert vacuum(buffer, retention_hours=0, dry_run=False) == []  # no writer of ours, so nobody knows whether it lives
     assert check(buffer) == []
     os.utime(orphan, (time.time() - 7200,) * 2)
-    assert [one.kind for one in check(buffer)] == ["orphan"]
+    assert [problem.kind for problem in check(buffer)] == ["orphan"]
     assert vacuum(buffer, retention_hours=0, dry_run=False) == [orphan.name]
     assert check(buffer) == []
 
@@ -101,9 +101,9 @@ def test_an_orphan_that_is_found_goes_at_once(tmp_path: Path) -> None:
     buffer = fill(tmp_path, 1)
     orphan = tmp_path / f"trajectories/part-00000-{'0' * 32}.zstd.parquet"
     orphan.write_bytes(b"half")
-    found = check(buffer)
-    assert [(one.kind, one.what) for one in found] == [("orphan", orphan.name)]
-    assert "`agentrl buffer vacuum --yes --retention-hours 0` removes it now" in found[0].advice
+    problems = check(buffer)
+    assert [(item.kind, item.what) for item in problems] == [("orphan", orphan.name)]
+    assert "`agentrl buffer vacuum --yes --retention-hours 0` removes it now" in problems[0].advice
     assert vacuum(buffer, retention_hours=1, dry_run=False) == []  # as the advice says
     assert vacuum(buffer, retention_hours=0, dry_run=False) == [orphan.name]
     assert check(buffer) == []
@@ -122,7 +122,7 @@ def test_damaged_files_are_found_and_their_shards_can_be_appended_again(tmp_path
     else:
         victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
     findings = check(TrajectoryBuffer(tmp_path))
-    assert [(one.kind, one.what) for one in findings[:1]] == [(damage, victim.name)]
+    assert [(finding.kind, finding.what) for finding in findings[:1]] == [(damage, victim.name)]
     assert "check --drop" in findings[0].advice
     assert findings[-1].kind == "manifest"
     assert "20 rows" in findings[-1].advice
@@ -136,7 +136,7 @@ def test_damaged_files_are_found_and_their_shards_can_be_appended_again(tmp_path
     assert not buffer.append(rows, stage="rollout", fingerprint=FP, shard=shard).skipped
     assert buffer.append(rows, stage="rollout", fingerprint=FP, shard=shard).skipped
     assert buffer.digest(buffer.ids(FP)) == digest
-    assert [one.kind for one in check(buffer)] in ([], ["orphan"])
+    assert [problem.kind for problem in check(buffer)] in ([], ["orphan"])
 
 
 def test_a_corrupt_commit_is_named(tmp_path: Path) -> None:
@@ -221,13 +221,13 @@ def test_rows_of_an_older_schema_are_read_as_they_are_migrated(tmp_path: Path) -
     columns = "trajectory_id, pipeline, fork_at, spans, prompt"
     query = f"select {columns} from trajectories where fork_at = 0 and pipeline is null order by trajectory_id"
     rows, digest = buffer.get_many(ids), buffer.digest(ids)
-    found, table = buffer.sql(query), buffer.read(ids, ["spans", "level"])
+    result, table = buffer.sql(query), buffer.read(ids, ["spans", "level"])
     assert [row.spans for row in rows] == [[], [], [], [Span(version=7, start=4, end=12)], [], []]
-    assert found["trajectory_id"].to_list() == ids
+    assert result["trajectory_id"].to_list() == ids
     migrate(buffer)
     assert [row.model_dump_json() for row in buffer.get_many(ids)] == [row.model_dump_json() for row in rows]
     assert buffer.digest(ids) == digest
-    assert buffer.sql(query).equals(found)
+    assert buffer.sql(query).equals(result)
     assert buffer.read(ids, ["spans", "level"]).equals(table)
 
 

@@ -208,10 +208,10 @@ def test_any_trajectory_survives_the_round_trip(tmp_path_factory: Folders, rows:
     buffer = TrajectoryBuffer(tmp_path_factory.mktemp("store"))
     buffer.append(rows, stage="s", fingerprint="f")
     back = buffer.get_many([row.trajectory_id for row in rows])
-    for one, two in zip(back, rows, strict=True):
+    for first, two in zip(back, rows, strict=True):
         expected = two.model_copy(update={"stage": "s", "fingerprint": "f"})
-        assert one.model_dump_json() == expected.model_dump_json()
-        assert [math.isnan(x) for x in one.logprobs] == [math.isnan(x) for x in expected.logprobs]
+        assert first.model_dump_json() == expected.model_dump_json()
+        assert [math.isnan(x) for x in first.logprobs] == [math.isnan(x) for x in expected.logprobs]
 
 
 nonsense = st.one_of(

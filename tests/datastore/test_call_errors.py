@@ -24,12 +24,12 @@ CALLS = [{"id": f"c{n}", "type": "function", "function": {"name": "find", "argum
 
 
 def errors(row: Trajectory) -> list[bool | None]:
-    return [one.error for one in row.messages if one.role is Role.TOOL]
+    return [message.error for message in row.messages if message.role is Role.TOOL]
 
 
 def digest(row: Trajectory) -> str:
-    [found] = contents(to_table([row], TRAJECTORY_SCHEMA)).to_pylist()
-    return str(found.hex())
+    [content] = contents(to_table([row], TRAJECTORY_SCHEMA)).to_pylist()
+    return str(content.hex())
 
 
 def imported(record: Any, tmp_path: Path, suffix: str = ".jsonl") -> tuple[str, list[Trajectory]]:
@@ -51,14 +51,14 @@ def test_our_environments_say_of_every_call_whether_it_failed(name: str, tmp_pat
     assert [errors(buffer.get(row.trajectory_id)) for row in rows] == [errors(row) for row in rows]
     query = "select error from tool_calls where observation is not null order by trajectory_id, step, call"
     told = buffer.sql(query)["error"].to_list()
-    assert told == [error for row in sorted(rows, key=lambda one: one.trajectory_id) for error in errors(row)]
+    assert told == [error for row in sorted(rows, key=lambda row: row.trajectory_id) for error in errors(row)]
     if name == "lookup":
         assert set(told) == {True, False}
 
 
 def blocks(*results: dict[str, Any]) -> dict[str, Any]:
     calls = [{"type": "tool_use", "id": f"c{n}", "name": "find", "input": {}} for n in range(len(results))]
-    answers = [{"type": "tool_result", "tool_use_id": f"c{n}", **one} for n, one in enumerate(results)]
+    answers = [{"type": "tool_result", "tool_use_id": f"c{n}", **result} for n, result in enumerate(results)]
     return {"messages": [USER, {"role": "assistant", "content": calls}, {"role": "user", "content": answers}]}
 
 
@@ -78,15 +78,15 @@ def test_an_anthropic_file_with_is_error(tmp_path: Path) -> None:
     assert write is not None
     write([row], tmp_path / "out.jsonl")
     answers = json.loads((tmp_path / "out.jsonl").read_text())["messages"][2]["content"]
-    assert [one.get("is_error") for one in answers] == [True, False, None]
+    assert [answer.get("is_error") for answer in answers] == [True, False, None]
     [again] = FORMATS["anthropic"].read(Source(tmp_path / "out.jsonl", Notes()))
     assert (errors(again), again.n_tool_errors) == (errors(row), 1)
 
 
 def chat_with(*answers: dict[str, Any]) -> list[dict[str, Any]]:
-    said = {"role": "assistant", "content": "", "tool_calls": CALLS[: len(answers)]}
-    told = [{"role": "tool", "content": "Ann", "tool_call_id": f"c{n}", **one} for n, one in enumerate(answers)]
-    return [USER, said, *told]
+    message = {"role": "assistant", "content": "", "tool_calls": CALLS[: len(answers)]}
+    told = [{"role": "tool", "content": "Ann", "tool_call_id": f"c{n}", **answer} for n, answer in enumerate(answers)]
+    return [USER, message, *told]
 
 
 INSPECTED = [{"id": f"c{n}", "function": "find", "arguments": {}} for n in range(2)]
@@ -165,8 +165,8 @@ SOURCES: dict[str, tuple[str, Any, list[bool | None]]] = {
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_source_that_says_which_calls_failed(name: str, tmp_path: Path) -> None:
     suffix, record, expected = SOURCES[name]
-    found, [row] = imported(record, tmp_path, suffix)
-    assert (found, errors(row)) == (name, expected)
+    result, [row] = imported(record, tmp_path, suffix)
+    assert (result, errors(row)) == (name, expected)
     assert row.n_tool_errors == expected.count(True)
 
 
@@ -184,11 +184,11 @@ def test_an_observation_of_kind_error_is_one(tmp_path: Path) -> None:
 
 def test_what_is_no_tools_message_has_no_error(tmp_path: Path) -> None:
     path = tmp_path / "given.jsonl"
-    said = {"role": "assistant", "content": "hm", "is_error": True}
-    path.write_text(json.dumps({"messages": [USER, said]}) + "\n")
+    message = {"role": "assistant", "content": "hm", "is_error": True}
+    path.write_text(json.dumps({"messages": [USER, message]}) + "\n")
     source = Source(path, Notes())
     [row] = FORMATS["openai-chat"].read(source)
-    assert [one.error for one in row.messages] == [None, None]
+    assert [message.error for message in row.messages] == [None, None]
     assert source.notes.ignored["messages.is_error"] == 1
 
 
@@ -214,17 +214,21 @@ def test_a_row_that_does_not_know_it_has_the_digest_of_before() -> None:
 
 def test_which_call_failed_is_content() -> None:
     [row] = KINDS["failed"]
-    first, second = (place for place, one in enumerate(row.messages) if one.role is Role.TOOL)
-    found = {}
+    first, second = (position for position, message in enumerate(row.messages) if message.role is Role.TOOL)
+    result = {}
     for told in [(None, None), (True, None), (None, True), (False, None), (True, False), (False, True)]:
         messages = list(row.messages)
-        for place, error in zip((first, second), told, strict=True):
-            messages[place] = messages[place].model_copy(update={"error": error})
-        found[told] = digest(row.model_copy(update={"messages": messages}))
-    assert len(set(found.values())) == len(found)
+        for position, error in zip((first, second), told, strict=True):
+            messages[position] = messages[position].model_copy(update={"error": error})
+        result[told] = digest(row.model_copy(update={"messages": messages}))
+    assert len(set(result.values())) == len(result)
     bare = build(3, messages=[Message(role=Role.USER, content="q")])
     table = to_table([bare, row, build(1), row], TRAJECTORY_SCHEMA)
-    assert [one.hex() for one in contents(table.slice(1)).to_pylist()] == [digest(row), digest(build(1)), digest(row)]
+    assert [content.hex() for content in contents(table.slice(1)).to_pylist()] == [
+        digest(row),
+        digest(build(1)),
+        digest(row),
+    ]
     assert contents(table).to_pylist()[0].hex() == digest(bare)
 
 
@@ -235,7 +239,7 @@ def test_rows_of_an_older_store_do_not_say_it_and_are_told_by_words(tmp_path: Pa
     rows, query = buffer.get_many(ids), "select * from tool_calls order by trajectory_id, step, call"
     before = buffer.sql(query)
     assert before.height == 4 * rows[0].n_tool_calls
-    assert {one.error for row in rows for one in row.messages} == {None}
+    assert {message.error for row in rows for message in row.messages} == {None}
     migrate(buffer)
     assert buffer.sql(query).equals(before)
     assert [row.model_dump_json() for row in buffer.get_many(ids)] == [row.model_dump_json() for row in rows]

@@ -22,12 +22,12 @@ def row(number: int, n_tool_errors: int, *turns: list[tuple[Any, str | None]], s
     """Turns of calls: the arguments of each, and what answers it. ``same`` gives all calls one id."""
     messages = [Message(role=Role.USER, content="q")]
     for turn in turns:
-        names = ["same" if same else f"c{place}" for place in range(len(turn))]
+        names = ["same" if same else f"c{position}" for position in range(len(turn))]
         given = [json.dumps(arguments) for arguments, _ in turn]
-        calls = [ToolCall(id=name, name="find", arguments=one) for name, one in zip(names, given, strict=True)]
+        calls = [ToolCall(id=name, name="find", arguments=row) for name, row in zip(names, given, strict=True)]
         messages.append(Message(role=Role.ASSISTANT, tool_calls=calls))
-        for name, (_, said) in zip(names, turn, strict=True):
-            messages += [Message(role=Role.TOOL, content=said, tool_call_id=name)] if said is not None else []
+        for name, (_, text) in zip(names, turn, strict=True):
+            messages += [Message(role=Role.TOOL, content=text, tool_call_id=name)] if text is not None else []
     counts = {"messages": messages, "n_tool_errors": n_tool_errors}
     return build(number, input_ids=[], action_mask=[], logprobs=[], **counts)
 
@@ -47,14 +47,14 @@ def buffer(tmp_path: Path) -> TrajectoryBuffer:
     return made
 
 
-def ids(found: Any) -> list[int]:
-    return [int(name[-6:]) for name in found["trajectory_id"]]
+def ids(row: Any) -> list[int]:
+    return [int(name[-6:]) for name in row["trajectory_id"]]
 
 
 def test_which_call_failed(buffer: TrajectoryBuffer) -> None:
-    found = buffer.sql("select * from tool_calls order by trajectory_id, step, call")
-    errors = dict.fromkeys(ids(found), ())
-    for number, error in zip(ids(found), found["error"], strict=True):
+    table = buffer.sql("select * from tool_calls order by trajectory_id, step, call")
+    errors = dict.fromkeys(ids(table), ())
+    for number, error in zip(ids(table), table["error"], strict=True):
         errors[number] += (error,)
     assert errors == {
         0: (False, True, False),
@@ -67,15 +67,15 @@ def test_which_call_failed(buffer: TrajectoryBuffer) -> None:
     failed = buffer.sql(
         "select trajectory_id, step, call, args.who from tool_calls where error and args.who is not null"
     )
-    assert failed.rows() == [(found["trajectory_id"][1], 0, 1, "Zed")]
+    assert failed.rows() == [(table["trajectory_id"][1], 0, 1, "Zed")]
 
 
 def test_answers_and_their_lengths(buffer: TrajectoryBuffer) -> None:
-    found = buffer.sql(
+    table = buffer.sql(
         "select trajectory_id, call, observation, observation_length as n from tool_calls order by 1, step, 2"
     )
-    assert [row[1:] for row in found.rows() if row[0].endswith("5")] == [(0, "1", 1), (1, "22", 2), (2, None, None)]
-    assert [row[1:] for row in found.rows() if row[0].endswith("3")] == [(0, "Bob", 3), (1, None, None), (0, "", 0)]
+    assert [row[1:] for row in table.rows() if row[0].endswith("5")] == [(0, "1", 1), (1, "22", 2), (2, None, None)]
+    assert [row[1:] for row in table.rows() if row[0].endswith("3")] == [(0, "Bob", 3), (1, None, None), (0, "", 0)]
 
 
 KEYED = [

@@ -86,14 +86,14 @@ def test_listing_tags_removal(store: str) -> None:
     for age, fingerprint in ((5, "f1"), (1, "f2"), (9, "f3")):
         catalog.publish(manifest(fingerprint, age=age), fill(catalog, fingerprint))
     catalog.publish(manifest("g1", "warm"), fill(catalog, "g1", "warm"))
-    assert [one.fingerprint for one in catalog.manifests("expert")] == ["f2", "f1", "f3"]
-    assert [one.fingerprint for one in catalog.all()] == ["f2", "f1", "f3", "g1"]
+    assert [manifest.fingerprint for manifest in catalog.manifests("expert")] == ["f2", "f1", "f3"]
+    assert [manifest.fingerprint for manifest in catalog.all()] == ["f2", "f1", "f3", "g1"]
     catalog.tag("best", "expert", "f2")
     assert catalog.tags() == {"best": ("expert", "f2")}
     with pytest.raises(StoreError, match="no such artifact"):
         catalog.tag("worst", "expert", "nope")
     catalog.remove(catalog.manifest("expert", "f1"))
-    assert [one.fingerprint for one in catalog.manifests("expert")] == ["f2", "f3"]
+    assert [manifest.fingerprint for manifest in catalog.manifests("expert")] == ["f2", "f3"]
 
 
 def test_runs(store: str) -> None:
@@ -105,7 +105,7 @@ def test_runs(store: str) -> None:
     catalog.write_run({"run_id": "2026-b", "state": "running", **more})
     assert catalog.run("2026-a") == {"run_id": "2026-a", "state": "done", **more}
     assert catalog.run("none") is None
-    assert [one["run_id"] for one in catalog.runs()] == ["2026-a", "2026-b"]
+    assert [run["run_id"] for run in catalog.runs()] == ["2026-a", "2026-b"]
 
 
 def test_questions_write_nothing(tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ def test_questions_write_nothing(tmp_path: Path) -> None:
 
 
 def test_the_lock_keeps_others_out(store: str) -> None:
-    one, two = Catalog(store), Catalog(store)
+    first, two = Catalog(store), Catalog(store)
     order = []
-    with one.lock("a", "b"):
+    with first.lock("a", "b"):
         with pytest.raises(LockTimeoutError), two.lock("a", "b", timeout=0):
             pass
 

@@ -81,8 +81,8 @@ def test_the_first_of_two_publishers_at_once_wins(store: str) -> None:
     won: list[str] = []
 
     def publish(number: int) -> None:
-        one = Catalog(store)
-        won.append(one.publish(manifest(f"run-{number}"), fill(one, f"run-{number}")).run_id)
+        catalog = Catalog(store)
+        won.append(catalog.publish(manifest(f"run-{number}"), fill(catalog, f"run-{number}")).run_id)
 
     threads = [threading.Thread(target=publish, args=(number,)) for number in range(3)]
     for thread in threads:
@@ -98,9 +98,9 @@ def test_the_first_of_two_publishers_at_once_wins(store: str) -> None:
 
 @pytest.mark.parametrize("seconds", [-90, 90])
 def test_a_clock_that_is_off_takes_no_lease(seconds: int, s3_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = Catalog(s3_store), Catalog(s3_store)
+    first, two = Catalog(s3_store), Catalog(s3_store)
     real = time.time
-    with one.lock("a", "b") as check:
+    with first.lock("a", "b") as check:
         monkeypatch.setattr(time, "time", lambda: real() + seconds)
         with pytest.raises(LockTimeoutError, match=f"process {os.getpid()}"), two.lock("a", "b", timeout=1):
             pass
@@ -131,7 +131,7 @@ def test_a_holder_that_died_on_this_machine_is_replaced_at_once(s3_store: str) -
 
 def test_who_waits_is_told_for_whom(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "QUIET_SECONDS", 0.3)
-    one, two = Catalog(store), Catalog(store)
+    first, two = Catalog(store), Catalog(store)
     release = threading.Event()
 
     def keep() -> None:
@@ -141,9 +141,12 @@ def test_who_waits_is_told_for_whom(store: str, monkeypatch: pytest.MonkeyPatch)
     thread = threading.Thread(target=keep)
     thread.start()
     time.sleep(0.5)
-    with pytest.warns(UserWarning, match=r"waiting: .*a-b.lock is held by"), one.lock("a", "b"):
+    with pytest.warns(UserWarning, match=r"waiting: .*a-b.lock is held by"), first.lock("a", "b"):
         thread.join()
-    with pytest.raises(LockTimeoutError, match="mine"), one.lock("a", "c"):  # an error of the caller's is the caller's
+    with (
+        pytest.raises(LockTimeoutError, match="mine"),
+        first.lock("a", "c"),
+    ):  # an error of the caller's is the caller's
         raise LockTimeoutError("mine")
 
 
@@ -180,15 +183,15 @@ def test_a_lost_answer_is_no_refusal(s3_store: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_conditional_puts_are_honoured(store: str) -> None:
-    one = storage_of(store)
-    first = one.put_if("k", b"1", None)
+    storage = storage_of(store)
+    first = storage.put_if("k", b"1", None)
     assert first
-    assert one.put_if("k", b"2", None) is None
-    second = one.put_if("k", b"3", first)
+    assert storage.put_if("k", b"2", None) is None
+    second = storage.put_if("k", b"3", first)
     assert second
-    assert one.put_if("k", b"4", first) is None
-    assert one.put_if("none", b"4", first) is None
-    assert one.tagged("k") == (b"3", second)
+    assert storage.put_if("k", b"4", first) is None
+    assert storage.put_if("none", b"4", first) is None
+    assert storage.tagged("k") == (b"3", second)
 
 
 def test_no_machine_reads_its_old_download_after_force_elsewhere(
@@ -361,12 +364,12 @@ def test_strays_are_named_and_left_alone(tmp_path: Path) -> None:
         (tmp_path / folder / "notes.txt").write_text("mine")
         (tmp_path / folder / "my folder").mkdir()
         (tmp_path / folder / ".hidden").mkdir()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert list(catalog.all()) == [published]
         assert list(catalog.tags()) == ["best"]
         assert [run["run_id"] for run in catalog.runs()] == ["2026-a"]
-    text = "\n".join(str(one.message) for one in said)
+    text = "\n".join(str(text.message) for text in caught)
     for folder in ("artifacts", "artifacts/expert", "runs", "tags"):
         assert f"{folder} holds files that agentrl did not write" in text
     assert "notes.txt" in text

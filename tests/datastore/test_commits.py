@@ -281,7 +281,7 @@ def test_an_id_that_two_append_at_once_goes_in_once(store: str) -> None:
     for thread in [waited("f1"), waited("f2")]:
         thread.join()
     assert 1 in outcomes
-    assert any("by another process" in str(one) or "already" in str(one) for one in outcomes)
+    assert any("by another process" in str(outcome) or "already" in str(outcome) for outcome in outcomes)
     assert count(store) == 21
     assert check(TrajectoryBuffer(store)) == []
 
@@ -323,12 +323,12 @@ def test_a_torn_newest_commit_is_set_aside(tmp_path: Path, torn: str) -> None:
     [aside] = (tmp_path / "aside").iterdir()
     assert aside.name.startswith(commit.name)
     buffer = TrajectoryBuffer(tmp_path)
-    kinds = [one.kind for one in check(buffer)]
+    kinds = [problem.kind for problem in check(buffer)]
     assert kinds == ["orphan", "lost"]
     assert not buffer.append([build(i) for i in range(40, 60)], stage="rollout", fingerprint=FP, shard=2).skipped
     assert count(tmp_path) == 60
     assert len(accept_losses(buffer)) == 1
-    assert [one.kind for one in check(buffer)] == ["orphan"]
+    assert [problem.kind for problem in check(buffer)] == ["orphan"]
 
 
 @pytest.mark.parametrize("part", [0, 100])

@@ -130,8 +130,10 @@ few = st.lists(st.sampled_from("abc"), max_size=7).map(" ".join)
 
 
 def grams(text: str, n: int) -> set[tuple[str, ...]]:
-    found = text.split()
-    return {tuple(found[place : place + n]) for place in range(max(1, len(found) - n + 1))} if found else set()
+    result = text.split()
+    return (
+        {tuple(result[position : position + n]) for position in range(max(1, len(result) - n + 1))} if result else set()
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -151,7 +153,7 @@ def test_shares_are_those_of_sets_of_words(
     done = [(question, grams(text, n)) for question, text in actions if len(text.split()) >= n]
     expected = any(len(grams(text, n) & here) >= overlap * len(grams(text, n)) for text in questions if text)
     expected |= bool(mine) and any(len(grams(text, n) & mine) >= overlap * len(mine) for text in questions if text)
-    for question, one in done:
+    for question, item in done:
         others = set[tuple[str, ...]]().union(*(other for asked, other in done if asked != question))
-        expected |= len((one - others) & here) >= overlap * len(one)
+        expected |= len((item - others) & here) >= overlap * len(item)
     assert heldout.in_conversation(own, texts, overlap) == expected

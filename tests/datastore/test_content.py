@@ -23,8 +23,8 @@ OTHER = "fedcba9876543210"
 
 
 def digests(rows: list[Trajectory]) -> list[bytes]:
-    found: list[bytes] = contents(to_table(rows, TRAJECTORY_SCHEMA)).to_pylist()
-    return found
+    result: list[bytes] = contents(to_table(rows, TRAJECTORY_SCHEMA)).to_pylist()
+    return result
 
 
 def test_a_selections_digest_reads_no_content(tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,11 +165,11 @@ def test_a_rows_digest_does_not_follow_its_neighbours() -> None:
 
 
 def test_what_differs_between_two_runs_does_not_count() -> None:
-    one = build(
+    item = build(
         1, created_at="2026-01-01T00:00:00Z", run_id="monday", policy="p/1", parent_id=trajectory_id("a", FP, 1)
     )
-    two = one.model_copy(update={"run_id": "friday", "policy": "p/2", "fingerprint": OTHER, "pipeline": "q"})
+    two = item.model_copy(update={"run_id": "friday", "policy": "p/2", "fingerprint": OTHER, "pipeline": "q"})
     two = two.model_copy(update={"source_file": "elsewhere.jsonl"})
     two = two.model_copy(update={"created_at": build(1).created_at, "parent_id": trajectory_id("a", OTHER, 1)})
-    assert all(getattr(one, name) != getattr(two, name) for name in VOLATILE)
-    assert digests([one]) == digests([two])
+    assert all(getattr(item, name) != getattr(two, name) for name in VOLATILE)
+    assert digests([item]) == digests([two])

@@ -24,23 +24,23 @@ def filled(store: str | Path, make: Make, shards: int = 3) -> TrajectoryBuffer:
 
 def parquet_reads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Grows by one with every read of row groups."""
-    found: list[object] = []
+    matches: list[object] = []
     read = pq.ParquetFile.read_row_groups
 
     def counted(self: pq.ParquetFile, *args: object, **options: object) -> pa.Table:
-        found.append(args)
+        matches.append(args)
         return read(self, *args, **options)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_groups", counted)
-    return found
+    return matches
 
 
-def same(one: pa.Table, other: pa.Table) -> bool:
-    if one.schema != other.schema or one.num_rows != other.num_rows:
+def same(first: pa.Table, other: pa.Table) -> bool:
+    if first.schema != other.schema or first.num_rows != other.num_rows:
         return False
-    flat = [[table["logprobs"].combine_chunks().flatten().to_numpy() for table in (one, other)]]
-    rest = [name for name in one.schema.names if name != "logprobs"]
-    return one.select(rest).equals(other.select(rest)) and all(np.array_equal(a, b, equal_nan=True) for a, b in flat)
+    flat = [[table["logprobs"].combine_chunks().flatten().to_numpy() for table in (first, other)]]
+    rest = [name for name in first.schema.names if name != "logprobs"]
+    return first.select(rest).equals(other.select(rest)) and all(np.array_equal(a, b, equal_nan=True) for a, b in flat)
 
 
 def test_copies_give_the_rows_of_parquet(store: str, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

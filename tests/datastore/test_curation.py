@@ -179,7 +179,7 @@ def test_bad_rules_are_refused(tmp_path: Path) -> None:
 
 def test_ids_restrict_what_is_curated(tmp_path: Path) -> None:
     rows = [row(i, "a") for i in range(6)]
-    ids = [one.trajectory_id for one in rows[2:5]]
+    ids = [row.trajectory_id for row in rows[2:5]]
     assert apply(tmp_path, rows, {"rule": "filter", "where": "success"}, ids=ids)[0] == [2, 3, 4]
 
 
@@ -211,10 +211,10 @@ def drawn(ids: list[str]) -> pl.DataFrame:
 
 @pytest.mark.parametrize("sampler", [uniform, success_first, prioritized, recency, diversity, curriculum])
 def test_samplers_are_seeded_and_blind_to_row_order(sampler: Any) -> None:
-    one = sampler(ROWS, 50, 1)
-    assert one == sampler(ROWS.reverse(), 50, 1)
-    assert one != sampler(ROWS, 50, 2)
-    assert len(one.ids) == len(one.weights) == 50
+    row = sampler(ROWS, 50, 1)
+    assert row == sampler(ROWS.reverse(), 50, 1)
+    assert row != sampler(ROWS, 50, 2)
+    assert len(row.ids) == len(row.weights) == 50
 
 
 def test_success_first() -> None:
@@ -233,7 +233,7 @@ def test_prioritized_weights_undo_the_bias() -> None:
     assert np.allclose(prioritized(ROWS, 50, alpha=0.0).weights, 1)
     positive = ROWS.filter(pl.col("reward") > 0)
     many = [prioritized(positive, 800, seed, alpha=1.0, beta=1.0) for seed in range(20)]
-    means = [np.average(drawn(one.ids)["reward"].to_numpy(), weights=one.weights) for one in many]
+    means = [np.average(drawn(row.ids)["reward"].to_numpy(), weights=row.weights) for row in many]
     assert np.mean(means) == pytest.approx(positive["reward"].mean(), rel=0.02)
     with pytest.raises(StoreError, match="no column 'td'"):
         prioritized(ROWS, 5, priority="td")
@@ -270,10 +270,12 @@ def test_whole_groups_are_drawn_by_the_mean_of_their_rows() -> None:
         }
     )
     samples = [prioritized(rows, 3, seed, alpha=1.0, beta=1.0, of="groups") for seed in range(500)]
-    whole = [tuple(sample.ids[place : place + 2]) for sample in samples for place in (0, 2, 4)]
+    whole = [tuple(sample.ids[position : position + 2]) for sample in samples for position in (0, 2, 4)]
     assert set(whole) == {("a", "e"), ("b", "c")}
     assert whole.count(("a", "e")) / len(whole) == pytest.approx(2 / 3, abs=0.04)
-    both = next(dict(zip(one.ids, one.weights, strict=True)) for one in samples if {"a", "b"} <= set(one.ids))
+    both = next(
+        dict(zip(sample.ids, sample.weights, strict=True)) for sample in samples if {"a", "b"} <= set(sample.ids)
+    )
     assert both == pytest.approx({"a": 0.5, "e": 0.5, "b": 1.0, "c": 1.0}, rel=1e-4)
     with pytest.raises(StoreError, match="n 4 is not between 1 and 3, the number of groups to draw from"):
         prioritized(rows, 4, of="groups")
@@ -328,4 +330,4 @@ def test_rules_read_the_columns_that_they_look_at_and_no_other(tmp_path: Path, m
         curate(buffer, Rules.model_validate({"rules": [rule]}).rules)
     basis, *more = read
     assert not basis & {"prompt", "sampling"}
-    assert [one - basis for one in more] == [{"split"}, {"segment", "agent"}, {"split"}]
+    assert [item - basis for item in more] == [{"split"}, {"segment", "agent"}, {"split"}]

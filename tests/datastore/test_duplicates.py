@@ -23,18 +23,18 @@ THRESHOLD = 0.8
 
 def grams(text: str) -> set[tuple[str, ...]]:
     words = re.findall(r"\w+", text.lower())
-    return {tuple(words[place : place + 3]) for place in range(max(1, len(words) - 2))} if words else set()
+    return {tuple(words[position : position + 3]) for position in range(max(1, len(words) - 2))} if words else set()
 
 
-def similarity(one: str, other: str) -> float:
-    first, second = grams(one), grams(other)
+def similarity(item: str, other: str) -> float:
+    first, second = grams(item), grams(other)
     return len(first & second) / len(first | second) if first | second else 1.0
 
 
 def changed(words: list[str], edits: int, random: np.random.Generator) -> list[str]:
     copy = list(words)
-    for place in random.choice(len(copy), edits, replace=False).tolist():
-        copy[place] = f"new{random.integers(10**9)}"
+    for position in random.choice(len(copy), edits, replace=False).tolist():
+        copy[position] = f"new{random.integers(10**9)}"
     return copy
 
 
@@ -60,9 +60,9 @@ def test_no_row_is_dropped_that_resembles_none_that_is_left(seed: int) -> None:
     first, wrong, missed = 0, [], 0
     for family in families:
         sets, dropped = [grams(text) for text in family], doubled[first : first + len(family)]
-        for row, one in enumerate(sets):
+        for row, item in enumerate(sets):
             kept = [other for number, other in enumerate(sets) if not dropped[number] and number != row]
-            alike = any(len(one & other) >= THRESHOLD * len(one | other) for other in kept)
+            alike = any(len(item & other) >= THRESHOLD * len(item | other) for other in kept)
             wrong += [first + row] if dropped[row] and not alike else []
             missed += alike and not dropped[row]
         first += len(family)
@@ -87,8 +87,8 @@ texts_of_few_words = st.lists(st.sampled_from("abcd"), max_size=12).map(words_of
 
 @settings(max_examples=200, deadline=None)
 @given(texts_of_few_words, texts_of_few_words)
-def test_hashes_give_the_similarity_of_the_words(one: str, other: str) -> None:
-    assert jaccard(ngrams(one, 3), ngrams(other, 3)) == pytest.approx(similarity(one, other))
+def test_hashes_give_the_similarity_of_the_words(first: str, other: str) -> None:
+    assert jaccard(ngrams(first, 3), ngrams(other, 3)) == pytest.approx(similarity(first, other))
 
 
 @settings(max_examples=60, deadline=None)
@@ -106,11 +106,11 @@ def test_few_texts_of_any_kind(rows: list[tuple[str, str]], threshold: float) ->
 LONG = "look at the list of orders then open the one with the wrong price and send it back to the store at once"
 
 
-def asked(number: int, question: str, said: str, **fields: Any) -> Trajectory:
+def asked(number: int, question: str, text: str, **fields: Any) -> Trajectory:
     call = ToolCall(id="1", name="send", arguments='{"b": 1, "a": 2}')
     messages = [
         Message(role=Role.USER, content=question),
-        Message(role=Role.ASSISTANT, content=said, reasoning=f"thought {number}", tool_calls=[call]),
+        Message(role=Role.ASSISTANT, content=text, reasoning=f"thought {number}", tool_calls=[call]),
         Message(role=Role.TOOL, content=f"sent {number}", tool_call_id="1"),
     ]
     values = {"task_id": f"t{number}", "prompt": question, "messages": messages, "reward": 1.0} | fields
@@ -147,9 +147,9 @@ def test_what_users_say_later_and_first_messages_without_a_prompt_are_questions(
         asked(1, "send order 18 back", LONG, prompt=""),
         asked(2, "send order 17 back", LONG),
     ]
-    rows += [one.model_copy(update={"messages": [*one.messages, *later]}) for one in [asked(3, "hello", LONG)]]
+    rows += [row.model_copy(update={"messages": [*row.messages, *later]}) for row in [asked(3, "hello", LONG)]]
     other = [later[0].model_copy(update={"content": "and order 20 too"}), later[1]]
-    rows += [one.model_copy(update={"messages": [*one.messages, *other]}) for one in [asked(4, "hello", LONG)]]
+    rows += [row.model_copy(update={"messages": [*row.messages, *other]}) for row in [asked(4, "hello", LONG)]]
     assert left(tmp_path, rows, {"rule": rule}) == [0, 1, 3, 4]
 
 

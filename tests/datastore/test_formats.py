@@ -19,7 +19,7 @@ from agentrl.schemas.arrow import to_table
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Span, Trajectory
 
-WRITTEN = [name for name, one in FORMATS.items() if one.write]
+WRITTEN = [name for name, format_ in FORMATS.items() if format_.write]
 ROWWISE = [name for name in WRITTEN if name != "trl-preference"]
 ROWS = [hard(0), hard(1), build(2), build(3)]
 DOCS = Path(__file__).parents[2] / "docs/reference/formats.md"
@@ -70,16 +70,18 @@ def test_the_kinds_of_rows_have_every_part() -> None:
 
 @pytest.mark.parametrize("name", ["atif", "verifiers-v1", "huggingface"])
 def test_whole_rows_survive(name: str, tmp_path: Path) -> None:
-    for one, two in zip(round_trip(name, ROWS, tmp_path), ROWS, strict=True):
+    for first, two in zip(round_trip(name, ROWS, tmp_path), ROWS, strict=True):
         elsewhere = {"created_at", "stage", "fingerprint", "run_id"}
-        assert json.loads(one.model_dump_json(exclude=elsewhere)) == json.loads(two.model_dump_json(exclude=elsewhere))
+        assert json.loads(first.model_dump_json(exclude=elsewhere)) == json.loads(
+            two.model_dump_json(exclude=elsewhere)
+        )
 
 
-@pytest.mark.parametrize("name", [name for name, one in FORMATS.items() if one.tokens])
+@pytest.mark.parametrize("name", [name for name, format_ in FORMATS.items() if format_.tokens])
 def test_token_ids_masks_and_log_probs_survive_exactly(name: str, tmp_path: Path) -> None:
-    for one, two in zip(round_trip(name, ROWS, tmp_path), ROWS, strict=True):
-        assert (one.input_ids, one.action_mask) == (two.input_ids, two.action_mask)
-        assert json.dumps(one.logprobs) == json.dumps(two.logprobs)  # NaN equals NaN as text
+    for first, two in zip(round_trip(name, ROWS, tmp_path), ROWS, strict=True):
+        assert (first.input_ids, first.action_mask) == (two.input_ids, two.action_mask)
+        assert json.dumps(first.logprobs) == json.dumps(two.logprobs)  # NaN equals NaN as text
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -97,22 +99,24 @@ def matrix(folder: Path) -> str:
     for name in ROWWISE:
         cells = []
         for kind in kinds:
-            (place := folder / name / kind).mkdir(parents=True)
+            (position := folder / name / kind).mkdir(parents=True)
             leaves_out = FORMATS[name].leaves_out
             rows = [row for row in KINDS[kind] if not (leaves_out and leaves_out(row))]
             if not rows:
                 cells.append("not written")
                 continue
-            pairs = zip(rows, round_trip(name, rows, place), strict=True)
+            pairs = zip(rows, round_trip(name, rows, position), strict=True)
             gone = set().union(*(lost(before, after) for before, after in pairs))
-            cells.append(", ".join([one for one in PARTS if one in gone - common]) or ("=" if not gone else "text ="))
+            cells.append(
+                ", ".join([part for part in PARTS if part in gone - common]) or ("=" if not gone else "text =")
+            )
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def test_the_matrix_in_the_documentation_is_this_one(tmp_path: Path) -> None:
-    found = matrix(tmp_path)
-    assert found in DOCS.read_text(), f"put this matrix into docs/reference/formats.md:\n{found}"
+    counts = matrix(tmp_path)
+    assert counts in DOCS.read_text(), f"put this matrix into docs/reference/formats.md:\n{counts}"
 
 
 def test_every_format_is_documented() -> None:
@@ -124,10 +128,10 @@ def test_a_dataset_of_an_older_schema_comes_in_with_the_columns_of_this_one(tmp_
     rows = [build(0), build(1, policy="warm/1", policy_version=4), spoken(2, [user("hi"), says("ho")])]
     old = to_dataset(rows).remove_columns(["pipeline", "fork_at", "spans"])
     old.save_to_disk(str(tmp_path / "old"))
-    found = list(FORMATS["huggingface"].read(Source(tmp_path / "old")))
-    assert [row.spans for row in found] == [[], [Span(version=4, start=4, end=12)], []]
-    assert {(row.pipeline, row.fork_at) for row in found} == {(None, 0)}
-    assert [row.trajectory_id for row in found] == [row.trajectory_id for row in rows]
+    result = list(FORMATS["huggingface"].read(Source(tmp_path / "old")))
+    assert [row.spans for row in result] == [[], [Span(version=4, start=4, end=12)], []]
+    assert {(row.pipeline, row.fork_at) for row in result} == {(None, 0)}
+    assert [row.trajectory_id for row in result] == [row.trajectory_id for row in rows]
     (tmp_path / "no").mkdir()
     to_dataset(rows).remove_columns(["prompt"]).save_to_disk(str(tmp_path / "no" / "rows"))
     with pytest.raises(StoreError, match="lacks the columns prompt"):
@@ -141,10 +145,10 @@ def test_preferences_take_best_against_worst_and_leave_unscored_rows_out(tmp_pat
     rows = [build(i) for i in range(8)]  # tasks t0 and t1, alternating failure and success
     rows += [build(i, success=True) for i in range(8, 12)]
     rows += [build(i, success=None, reward=None) for i in range(12, 16)]
-    found = round_trip("trl-preference", rows, tmp_path)
-    assert [row.success for row in found] == [True, False] * 2
-    assert [row.task_id for row in found[:2]] == [found[0].task_id] * 2
-    assert found[0].task_id != found[2].task_id
+    read_back = round_trip("trl-preference", rows, tmp_path)
+    assert [row.success for row in read_back] == [True, False] * 2
+    assert [row.task_id for row in read_back[:2]] == [read_back[0].task_id] * 2
+    assert read_back[0].task_id != read_back[2].task_id
     line = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
     assert line["prompt"] == [{"role": "user", "content": "boss of Ann 1?"}]
     assert line["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {"who": "Ann", "rel": "boss"}
@@ -176,7 +180,7 @@ def test_sharegpt_alternates(tmp_path: Path) -> None:
 
 def test_anthropic_answers_of_parallel_calls_are_one_message(tmp_path: Path) -> None:
     line = json.loads(out("anthropic", KINDS["parallel calls"], tmp_path).read_text())
-    assert [one["role"] for one in line["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert [message["role"] for message in line["messages"]] == ["user", "assistant", "user", "assistant"]
     assert [block["type"] for block in line["messages"][2]["content"]] == ["tool_result", "tool_result"]
 
 
@@ -194,7 +198,7 @@ def test_verl_sft_keeps_to_the_documented_schema(tmp_path: Path) -> None:
     table = pq.read_table(out("verl-sft", KINDS["tools"], tmp_path))
     assert set(table.schema.names) == {"messages", "tools", "enable_thinking"}
     [messages] = table["messages"].to_pylist()
-    assert [one["role"] for one in messages] == ["user", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
     assert json.loads(messages[1]["tool_calls"][0]["function"]["arguments"]) == {"place": "here"}
     assert table["tools"].to_pylist() == [json.loads(LOOK)]
     bare = pq.read_table(out("verl-sft", KINDS["text"], tmp_path))

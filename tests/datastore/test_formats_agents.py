@@ -186,6 +186,6 @@ def test_what_we_write_as_atif_has_no_gap_among_log_probs(tmp_path: Path) -> Non
     FORMATS["atif"].write([row], tmp_path / "out")
     [path] = (tmp_path / "out").iterdir()
     metrics = [step["metrics"] for step in json.loads(path.read_text())["steps"] if "metrics" in step]
-    assert ["logprobs" in one for one in metrics] == [False, True]
+    assert ["logprobs" in metric for metric in metrics] == [False, True]
     [back] = FORMATS["atif"].read(Source(path))
     assert json.dumps(back.logprobs) == json.dumps(row.logprobs)

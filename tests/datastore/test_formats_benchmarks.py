@@ -29,7 +29,7 @@ def test_tau2_document_and_folder(tmp_path: Path) -> None:
         "extra": {"x": 1},
         "action_checks": [{"action_match": False}],
     }
-    one = {
+    item = {
         "id": "s",
         "task_id": "5",
         "trial": 1,
@@ -41,7 +41,7 @@ def test_tau2_document_and_folder(tmp_path: Path) -> None:
     document = {
         "info": info,
         "tasks": [{"id": "5", "text": "find Ann"}],
-        "simulations": [one, one | {"reward_info": None}],
+        "simulations": [item, item | {"reward_info": None}],
     }
     read = Read(tmp_path, "tau2", document)
     row, unscored = read.rows
@@ -54,7 +54,7 @@ def test_tau2_document_and_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "simulations"
     folder.mkdir(parents=True)
     (folder.parent / "results.json").write_text(json.dumps({"info": info, "tasks": document["tasks"]}))
-    assert Read(folder, "tau2", one | {"termination_reason": "infrastructure_error"}).row.task_id == row.task_id
+    assert Read(folder, "tau2", item | {"termination_reason": "infrastructure_error"}).row.task_id == row.task_id
     spoken = Read(folder, "tau2", {"id": "v", "task_id": "5", "termination_reason": "user_stop", "ticks": [1]})
     assert "full-duplex" in spoken.notes.unreadable[0].reason
 
@@ -70,9 +70,9 @@ def test_tau_bench(tmp_path: Path) -> None:
         {"role": "user", "content": "###STOP###"},
     ]
     info = {"task": {"user_id": "u"}, "reward_info": {"reward": 1.0, "info": {"r_actions": 1.0}}}
-    one = {"task_id": 0, "reward": 1.0, "info": info, "traj": messages, "trial": 2}
+    item = {"task_id": 0, "reward": 1.0, "info": info, "traj": messages, "trial": 2}
     broken = {"task_id": 1, "reward": 0.0, "info": {"error": "boom"}, "traj": [USER], "trial": 0}
-    row, failed = Read(tmp_path, "tau-bench", [one, broken]).rows
+    row, failed = Read(tmp_path, "tau-bench", [item, broken]).rows
     assert (row.reward, row.success, row.sample_index, row.termination) == (1.0, True, 2, Termination.ANSWERED)
     assert (failed.reward, failed.success, failed.termination) == (None, None, Termination.INFRA_ERROR)
 
@@ -132,10 +132,10 @@ def test_inspect_documents_and_archives(tmp_path: Path) -> None:
 
 def test_tau2_takes_info_and_tasks_wherever_they_stand(tmp_path: Path) -> None:
     """Sorted by key, the tasks come after the simulations, and still tell tasks of one number apart."""
-    one = {"id": "s", "task_id": "5", "termination_reason": "unexpected_error", "messages": [USER]}
+    item = {"id": "s", "task_id": "5", "termination_reason": "unexpected_error", "messages": [USER]}
     names = []
     for text in ("find Ann", "find Bob"):
-        document = {"simulations": [one], "tasks": [{"id": "5", "text": text}]}
+        document = {"simulations": [item], "tasks": [{"id": "5", "text": text}]}
         info = {"environment_info": {"domain_name": "airline"}}
         first = Read(tmp_path, "tau2", {"info": info, **document}).row
         last = Read(tmp_path, "tau2", {**document, "info": info}).row

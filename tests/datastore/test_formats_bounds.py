@@ -30,7 +30,7 @@ RECORDS = [chat("in Rome"), chat('\\" ]}, [{ ' * 10_000), chat("in Oslo")]
 
 
 def as_lines(path: Path) -> bytes:
-    return "".join(json.dumps(one) + "\n" for one in RECORDS).encode()
+    return "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
 
 
 def zstandard(data: bytes) -> bytes:
@@ -39,14 +39,14 @@ def zstandard(data: bytes) -> bytes:
 
 def as_simulations(path: Path) -> bytes:
     ends = {"task_id": "1", "termination_reason": "user_stop"}
-    simulations = [{"id": str(number), **ends, **one} for number, one in enumerate(RECORDS)]
+    simulations = [{"id": str(number), **ends, **record} for number, record in enumerate(RECORDS)]
     return json.dumps({"info": {}, "tasks": [], "simulations": simulations}, indent=1).encode()
 
 
 def as_csv(path: Path) -> bytes:
     lines = ["id,traceId,type,input,output"]
-    for number, one in enumerate(RECORDS):
-        text = "x" * len(one["messages"][1]["content"])
+    for number, record in enumerate(RECORDS):
+        text = "x" * len(record["messages"][1]["content"])
         lines.append(f"{number},t{number},GENERATION,where?,{text}")
     return "\n".join(lines).encode()
 
@@ -60,8 +60,8 @@ def as_parquet(path: Path) -> bytes:
 def as_archive(path: Path) -> bytes:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("header.json", json.dumps({"version": 2, "eval": {"task": "t", "model": "m"}}))
-        for number, one in enumerate(RECORDS):
-            archive.writestr(f"samples/{number}_epoch_1.json", json.dumps({"id": number, "epoch": 1, **one}))
+        for number, record in enumerate(RECORDS):
+            archive.writestr(f"samples/{number}_epoch_1.json", json.dumps({"id": number, "epoch": 1, **record}))
     return path.read_bytes()
 
 
@@ -70,7 +70,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], bytes], str]] = {
     "lines in gzip": ("a.jsonl.gz", lambda path: gzip.compress(as_lines(path)), ":2"),
     "lines in zstd": ("a.jsonl.zst", lambda path: zstandard(as_lines(path)), ":2"),
     "lines in two frames": (
-        *("a.jsonl.zst", lambda path: b"".join(zstandard(one + b"\n") for one in as_lines(path).splitlines())),
+        *("a.jsonl.zst", lambda path: b"".join(zstandard(line + b"\n") for line in as_lines(path).splitlines())),
         ":2",
     ),
     "array": ("a.json", lambda _: json.dumps(RECORDS).encode(), "[1]"),
@@ -91,7 +91,7 @@ def imported(path: Path, limit: int = LIMIT, quarantine: bool = True) -> tuple[I
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_record_that_takes_too_much_is_set_aside_alone(kind: str, tmp_path: Path) -> None:
-    name, made, place = KINDS[kind]
+    name, made, position = KINDS[kind]
     path = tmp_path / name
     path.write_bytes(made(path))
     with pytest.raises(StoreError, match=r"takes more than 0.01907 MB, the most that one record may take"):
@@ -100,9 +100,9 @@ def test_a_record_that_takes_too_much_is_set_aside_alone(kind: str, tmp_path: Pa
     after = [] if kind == "csv" else ["in Oslo"]  # nobody knows where the next line of a CSV begins
     assert [text for text in texts if not text.startswith("x")] == (["in Rome", *after] if kind != "csv" else [])
     assert len(texts) == (1 if kind == "csv" else 2)
-    [one] = result.unreadable
-    assert one["place"] == f"{path}{place}"
-    assert "--max-record-mb" in one["reason"]
+    [record] = result.unreadable
+    assert record["place"] == f"{path}{position}"
+    assert "--max-record-mb" in record["reason"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,7 +119,7 @@ def test_a_long_element_between_parts_is_passed_over(tmp_path: Path) -> None:
     path.write_text(json.dumps([chat("in Rome"), chat("y" * 9_000_000), *[chat("in Oslo")] * 5]))
     result, texts = imported(path, 10**6)
     assert texts == ["in Rome", *["in Oslo"] * 5]
-    assert [one["place"] for one in result.unreadable] == [f"{path}[1]"]
+    assert [record["place"] for record in result.unreadable] == [f"{path}[1]"]
 
 
 BROKEN: dict[str, tuple[str, bytes]] = {
@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_read_does_not_refuse_its_neighbours(kind: str, tm
     assert name in str(refused.value)
     result = import_paths(buffer, [broken, good], on_error="quarantine")
     assert result.rows == 1
-    assert [Path(one["place"].split(":")[0]).name for one in result.unreadable] == [name]
+    assert [Path(record["place"].split(":")[0]).name for record in result.unreadable] == [name]
 
 
 ODD = st.one_of(

@@ -138,7 +138,7 @@ def test_alpaca(tmp_path: Path) -> None:
         ("assistant", "3"),
     ]
     pair = {"instruction": "add", "input": "", "chosen": "3", "rejected": "4"}
-    assert [one.success for one in Read(tmp_path, "alpaca", [pair]).rows] == [True, False]
+    assert [row.success for row in Read(tmp_path, "alpaca", [pair]).rows] == [True, False]
 
 
 def test_a_reader_names_the_record_and_the_key(tmp_path: Path) -> None:
@@ -160,5 +160,5 @@ def test_a_reader_names_the_record_and_the_key(tmp_path: Path) -> None:
 def test_alpaca_says_what_it_lacks_and_leaves_nothing_out_in_silence(tmp_path: Path) -> None:
     both = {"instruction": "add", "output": "3", "chosen": "3", "rejected": "4"}
     read = Read(tmp_path, "alpaca", [both, {"instruction": "add"}], ".jsonl")
-    assert [one.success for one in read.rows] == [True, False]
+    assert [row.success for row in read.rows] == [True, False]
     assert (read.notes.ignored, read.notes.unreadable[0].reason) == ({"output": 1}, "lacks 'output'")

@@ -30,7 +30,7 @@ def ask(*arguments: str) -> str:
 def chats(path: Path, *texts: str, **more: Any) -> Path:
     answer = {"role": "assistant", "content": "ho"}
     records = [{"messages": [{"role": "user", "content": text}, answer], **more} for text in texts]
-    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
@@ -44,8 +44,8 @@ def test_import_says_what_came_in_and_what_did_not(tmp_path: Path) -> None:
     assert "read as openai-chat from 1 files" in text
     assert "ignored: images 2" in text
     assert f"in the buffer already: {path}" in ask("import", str(path), "--store", store)
-    found = json.loads(ask("import", str(path), "--store", store, "--env", "shop", "--json"))
-    assert (found["rows"], found["ignored"], found["repeats"]) == (2, {"images": 2}, [str(path)])
+    printed = json.loads(ask("import", str(path), "--store", store, "--env", "shop", "--json"))
+    assert (printed["rows"], printed["ignored"], printed["repeats"]) == (2, {"images": 2}, [str(path)])
 
 
 def test_import_fails_with_an_exit_code(tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_export_says_what_is_lost_before_it_writes(tmp_path: Path) -> None:
     assert "2 records of 2 rows written" in ask("export", str(path), "-f", "openai-chat", "--store", str(store))
     with pytest.raises(StoreError, match="--force replaces it"):
         ask("export", str(path), "-f", "openai-chat", "--store", str(store))
-    found = json.loads(ask("export", str(path), "-f", "openai-chat", "--store", str(store), "--force", "--json"))
-    assert (found["records"], found["loses"]["token ids"]) == (2, 2)
+    printed = json.loads(ask("export", str(path), "-f", "openai-chat", "--store", str(store), "--force", "--json"))
+    assert (printed["records"], printed["loses"]["token ids"]) == (2, 2)
 
 
 def count(buffer: TrajectoryBuffer) -> int:
@@ -109,7 +109,7 @@ def test_forget_undoes_exactly_one_import(tmp_path: Path) -> None:
 
 def test_forget_keeps_what_an_artifact_reads(tmp_path: Path) -> None:
     buffer = TrajectoryBuffer(tmp_path / "store")
-    found = import_paths(buffer, [chats(tmp_path / "a.jsonl", "x", "y")])
+    report = import_paths(buffer, [chats(tmp_path / "a.jsonl", "x", "y")])
     row = buffer.sql("select trajectory_id from trajectories")["trajectory_id"][0]
     catalog = Catalog(tmp_path / "store")
     folder = catalog.staging("chosen", "k1")
@@ -125,7 +125,7 @@ def test_forget_keeps_what_an_artifact_reads(tmp_path: Path) -> None:
     )
     catalog.publish(manifest, folder)
     with pytest.raises(StoreError, match="1 artifacts read rows of this import: chosen/"):
-        forget(buffer, found.fingerprint)
+        forget(buffer, report.fingerprint)
     assert count(buffer) == 2
 
 
@@ -135,10 +135,10 @@ def test_tokens_are_checked_against_the_tokenizer_that_is_named(tmp_path: Path) 
 
     tokenizer = train_tokenizer(["where is Ann", "she is in Rome"], 300)
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    asked, said = (tokenizer.encode(text, add_special_tokens=False) for text in ("where is Ann", "she is in Rome"))
+    asked, words = (tokenizer.encode(text, add_special_tokens=False) for text in ("where is Ann", "she is in Rome"))
 
     def document(name: str, answer: str) -> Path:
-        metrics = {"prompt_token_ids": asked, "completion_token_ids": said}
+        metrics = {"prompt_token_ids": asked, "completion_token_ids": words}
         steps = [
             {"step_id": 1, "source": "user", "message": "where is Ann"},
             {"step_id": 2, "source": "agent", "message": answer, "metrics": metrics},
@@ -150,6 +150,6 @@ def test_tokens_are_checked_against_the_tokenizer_that_is_named(tmp_path: Path) 
     store, folder = str(tmp_path / "store"), str(tmp_path / "tokenizer")
     ask("import", str(document("a.json", "she is in Rome")), "--store", store, "--tokenizer", folder)
     rows = TrajectoryBuffer(store).sql("select tokenizer, n_action_tokens from trajectories").rows()
-    assert rows == [(tokenizer_fingerprint(tokenizer), len(said))]
+    assert rows == [(tokenizer_fingerprint(tokenizer), len(words))]
     with pytest.raises(StoreError, match="says 'nobody knows', and its tokens decode to"):
         ask("import", str(document("b.json", "nobody knows")), "--store", store, "--tokenizer", folder)

@@ -16,7 +16,7 @@ from real_rows import real_rows
 from agentrl.datastore.formats import FORMATS
 from agentrl.schemas.trajectory import Trajectory
 
-LINES = [name for name, one in FORMATS.items() if one.write and one.suffix == ".jsonl"]
+LINES = [name for name, format_ in FORMATS.items() if format_.write and format_.suffix == ".jsonl"]
 
 
 def rows() -> list[Trajectory]:
@@ -38,8 +38,10 @@ def records(path: Path) -> list[dict[str, Any]]:
 def whole(value: Any) -> Any:
     """A value with what pydantic reads only when it is asked for."""
     if isinstance(value, dict):
-        return {key: whole(one) for key, one in value.items()}
-    return value if isinstance(value, str | bytes) or not hasattr(value, "__iter__") else [whole(one) for one in value]
+        return {key: whole(inner) for key, inner in value.items()}
+    return (
+        value if isinstance(value, str | bytes) or not hasattr(value, "__iter__") else [whole(inner) for inner in value]
+    )
 
 
 def check(kind: Any, value: Any) -> Any:
@@ -52,8 +54,8 @@ def test_openai_takes_messages_and_tools(tmp_path: Path) -> None:
     for line in records(exported("openai-chat", tmp_path)):
         assert len(check(list[ChatCompletionMessageParam], line["messages"])) == len(line["messages"])
         assert "tools" not in line or check(list[ChatCompletionToolParam], line["tools"])
-        calls = {call["id"] for one in line["messages"] for call in one.get("tool_calls") or []}
-        answers = [one["tool_call_id"] for one in line["messages"] if one["role"] == "tool"]
+        calls = {call["id"] for message in line["messages"] for call in message.get("tool_calls") or []}
+        answers = [message["tool_call_id"] for message in line["messages"] if message["role"] == "tool"]
         assert "" not in calls
         assert set(answers) <= calls
 
@@ -68,9 +70,9 @@ def test_anthropic_takes_messages_and_tools(tmp_path: Path) -> None:
         "tool_result": types.ToolResultBlockParam,
     }
     for line in records(exported("anthropic", tmp_path)):
-        assert {one["role"] for one in line["messages"]} <= {"user", "assistant"}
+        assert {message["role"] for message in line["messages"]} <= {"user", "assistant"}
         assert all(check(types.ToolParam, tool) for tool in line.get("tools", []))
-        blocks = [block for one in line["messages"] for block in one["content"]]
+        blocks = [block for message in line["messages"] for block in message["content"]]
         assert all(TypeAdapter(kinds[block["type"]]).validate_python(block) for block in blocks)
         calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
         assert all(calls)
@@ -97,9 +99,9 @@ def test_trl_renders_messages_and_tools(tmp_path: Path) -> None:
     for line in records(exported("trl-sft", tmp_path)):
         assert is_conversational(line)
         tools = json.loads(line["tools"])
-        assert all(one["type"] == "function" and one["function"]["name"] for one in tools)
+        assert all(tool["type"] == "function" and tool["function"]["name"] for tool in tools)
         text = apply_chat_template({"messages": line["messages"]}, tokenizer_of_bytes(), tools=tools or None)["text"]
-        assert all(one["content"] in text for one in line["messages"])
+        assert all(message["content"] in text for message in line["messages"])
 
 
 def asked(variable: str, script: str, *arguments: Path) -> Any:

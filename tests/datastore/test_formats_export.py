@@ -48,7 +48,7 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path, buffer: TrajectoryB
     path.write_text("old")
     with pytest.raises(KeyError):
         export_rows(buffer, [build(0).trajectory_id, "missing"], path, "openai-chat", force=True)
-    assert [one.name for one in path.parent.iterdir()] == ["out.jsonl"]
+    assert [item.name for item in path.parent.iterdir()] == ["out.jsonl"]
     assert path.read_text() == "old"
 
 

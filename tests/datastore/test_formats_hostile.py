@@ -24,8 +24,8 @@ IDS = ["../../escaped", "/abs", "a/../../b", ".hidden", "..", "x" * 3000, "C\0",
 
 @pytest.mark.parametrize("name", ["atif", "swe-agent"])
 def test_ids_never_become_paths(name: str, tmp_path: Path) -> None:
-    rows = [build(number).model_copy(update={"trajectory_id": one}) for number, one in enumerate(IDS)]
-    rows += [build(90).model_copy(update={"trajectory_id": one}) for one in ("a/b", "a_b")]
+    rows = [build(number).model_copy(update={"trajectory_id": token}) for number, token in enumerate(IDS)]
+    rows += [build(90).model_copy(update={"trajectory_id": name}) for name in ("a/b", "a_b")]
     out = tmp_path / "in" / "out"
     out.mkdir(parents=True)
     assert FORMATS[name].write(rows, out) == len(rows)
@@ -53,8 +53,8 @@ _nested = st.recursive(
 
 @given(_nested)
 def test_depth_is_that_of_the_value(value: object) -> None:
-    def deep(one: object) -> int:
-        inside = one.values() if isinstance(one, dict) else one if isinstance(one, list) else None
+    def deep(item: object) -> int:
+        inside = item.values() if isinstance(item, dict) else item if isinstance(item, list) else None
         return 0 if inside is None else 1 + max((deep(each) for each in inside), default=0)
 
     wrapped: object = value

@@ -40,8 +40,8 @@ def tasks(buffer: TrajectoryBuffer) -> list[str]:
 def test_tasks_are_the_same_across_files_and_never_collide(tmp_path: Path, buffer: TrajectoryBuffer) -> None:
     def simulation(number: str, domain: str, name: str) -> Path:
         task = {"id": number, "user_scenario": f"{domain} {number}"}
-        one = {"id": name, "task_id": number, "termination_reason": "user_stop", "messages": CHAT["messages"]}
-        document = {"info": {"environment_info": {"domain_name": domain}}, "tasks": [task], "simulations": [one]}
+        item = {"id": name, "task_id": number, "termination_reason": "user_stop", "messages": CHAT["messages"]}
+        document = {"info": {"environment_info": {"domain_name": domain}}, "tasks": [task], "simulations": [item]}
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps(document))
         return path
@@ -53,7 +53,7 @@ def test_tasks_are_the_same_across_files_and_never_collide(tmp_path: Path, buffe
     assert airline == again != retail
     assert airline.startswith("tau2/airline/5-")
     import_paths(buffer, [lines(tmp_path / "q.jsonl", chat("same", "a"), chat("same", "b"), chat("other"))])
-    chats = [one for one in tasks(buffer) if one.startswith("openai-chat/")]
+    chats = [task for task in tasks(buffer) if task.startswith("openai-chat/")]
     assert (len(chats), len(set(chats))) == (3, 2)
 
 
@@ -93,10 +93,10 @@ def test_episodes_and_groups_of_two_imports_stay_apart(tmp_path: Path, buffer: T
     record = {"example_id": 0, "prompt": "q", "completion": "a", "reward": 1.0}
     import_paths(buffer, [lines(tmp_path / "a.jsonl", record, record | {"completion": "b"})])
     import_paths(buffer, [lines(tmp_path / "b.jsonl", record | {"completion": "c"})])
-    found = buffer.sql(
+    table = buffer.sql(
         "select count(distinct task_id), count(distinct group_id), count(distinct episode_id) from trajectories"
     )
-    assert found.row(0) == (1, 2, 3)
+    assert table.row(0) == (1, 2, 3)
 
 
 # tokens

@@ -33,7 +33,7 @@ def buffer(tmp_path: Path) -> TrajectoryBuffer:
 # refuse or report
 
 
-@pytest.mark.parametrize("name", [name for name, one in FORMATS.items() if one.write])
+@pytest.mark.parametrize("name", [name for name, format_ in FORMATS.items() if format_.write])
 def test_what_is_exported_imports_once_and_passes_validation(
     name: str, tmp_path: Path, buffer: TrajectoryBuffer
 ) -> None:
@@ -44,7 +44,7 @@ def test_what_is_exported_imports_once_and_passes_validation(
     written = export_rows(source, [row.trajectory_id for row in rows], path, name)
     result = import_paths(buffer, [path], labels=Labels(env="shop", split="dev"))
     assert result.rows >= written.records > 0
-    assert {one["format"] for one in result.files} == {name}
+    assert {item["format"] for item in result.files} == {name}
     assert buffer.sql("select distinct pipeline, fork_at from trajectories").rows() == [(None, 0)]
     again = import_paths(buffer, [path], labels=Labels(env="shop", split="dev"))
     assert (again.rows, len(again.known)) == (0, len(result.files))
@@ -91,7 +91,7 @@ def test_rows_without_messages_are_refused(messages: list[Any], tmp_path: Path, 
         import_paths(buffer, [path])
     assert count(buffer) == 0
     result = import_paths(buffer, [path], on_error="quarantine")
-    assert (result.rows, [one["place"].rpartition(":")[2] for one in result.unreadable]) == (1, ["2"])
+    assert (result.rows, [record["place"].rpartition(":")[2] for record in result.unreadable]) == (1, ["2"])
 
 
 def test_no_row_at_all_is_an_error(tmp_path: Path, buffer: TrajectoryBuffer) -> None:
@@ -123,8 +123,8 @@ def test_a_dry_run_counts_and_appends_nothing(tmp_path: Path, buffer: Trajectory
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
     record = {"messages": [CHAT["messages"][0], call, {"role": "tool", "content": "x"}], "extra": 1, "label": True}
     result = import_paths(buffer, [lines(tmp_path / "x.jsonl", record)], dry_run=True)
-    found = (result.rows, result.messages, result.calls, result.tokens, result.successes, result.ignored)
-    assert found == (1, 3, 1, 0, 1, {"extra": 1})
+    actual = (result.rows, result.messages, result.calls, result.tokens, result.successes, result.ignored)
+    assert actual == (1, 3, 1, 0, 1, {"extra": 1})
     assert buffer.version is None
     with pytest.raises(StoreError, match=r":1: messages\.0\.role"):
         import_paths(
@@ -141,7 +141,7 @@ def test_records_that_cannot_be_read_are_set_aside(tmp_path: Path, buffer: Traje
     assert count(buffer) == 0
     result = import_paths(buffer, [path], on_error="quarantine")
     assert result.rows == 2
-    assert [one["place"].rpartition(":")[2] for one in result.unreadable] == ["2", "3", "4"]
+    assert [record["place"].rpartition(":")[2] for record in result.unreadable] == ["2", "3", "4"]
     assert result.unreadable[1]["key"] == "messages"
     [key] = [key for key in buffer.storage.keys("quarantine") if key.endswith(".jsonl")]
     kept = [json.loads(line) for line in (buffer.storage.read(key) or b"").splitlines()]
@@ -186,13 +186,13 @@ def test_deep_json_is_refused_by_name(depth: int, shape: str, tmp_path: Path, bu
 
 def test_compressed_files_byte_order_marks_and_arrays(tmp_path: Path, buffer: TrajectoryBuffer) -> None:
     records = [chat(f"q{i}") for i in range(3)]
-    text = "".join(json.dumps(one) + "\n" for one in records)
+    text = "".join(json.dumps(record) + "\n" for record in records)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + text.replace("q", "r").encode())
     (tmp_path / "c.json").write_text(json.dumps([chat(f"s{i}") for i in range(3)], indent=1))
     (tmp_path / "d.json").write_text(json.dumps(chat("t"), indent=2))
     result = import_paths(buffer, sorted(tmp_path.glob("*.*")))
-    assert [one["rows"] for one in result.files] == [3, 3, 3, 1]
+    assert [item["rows"] for item in result.files] == [3, 3, 3, 1]
     torn = tmp_path / "torn.jsonl.gz"
     torn.write_bytes(gzip.compress(text.replace("q", "u").encode())[:60])
     with pytest.raises(StoreError, match=r"torn\.jsonl\.gz"):
@@ -216,10 +216,10 @@ def test_a_folder_is_taken_file_by_file(tmp_path: Path, buffer: TrajectoryBuffer
     lines(folder / "other.json", {"a": 1})
     lines(folder / ".hidden" / "c.jsonl", chat("c"))
     first = import_paths(buffer, [folder])
-    assert (first.rows, [Path(one).name for one in first.skipped]) == (2, ["other.json"])
+    assert (first.rows, [Path(item).name for item in first.skipped]) == (2, ["other.json"])
     lines(folder / "d.jsonl", chat("d"))
     second = import_paths(buffer, [folder])
-    assert (second.rows, len(second.known), [Path(one["path"]).name for one in second.files]) == (1, 2, ["d.jsonl"])
+    assert (second.rows, len(second.known), [Path(item["path"]).name for item in second.files]) == (1, 2, ["d.jsonl"])
     assert import_paths(buffer, [folder]).rows == 0
     assert count(buffer) == 3
     with pytest.raises(StoreError, match="no format fits"):
@@ -248,7 +248,7 @@ def test_a_line_that_is_no_text_is_set_aside_alone(tmp_path: Path, buffer: Traje
     with pytest.raises(StoreError, match=r"x\.jsonl:2: is not UTF-8 text"):
         import_paths(buffer, [path])
     result = import_paths(buffer, [path], on_error="quarantine")
-    assert (result.rows, [one["place"].rpartition(":")[2] for one in result.unreadable]) == (2, ["2"])
+    assert (result.rows, [record["place"].rpartition(":")[2] for record in result.unreadable]) == (2, ["2"])
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_folder_names_every_file_that_it_leaves_out(tmp_path: Path, buffer: Tr
     lines(tmp_path / "logs" / "_notes.json", {"a": 1})
     lines(tmp_path / "logs" / "readme.md", "text")
     result = import_paths(buffer, [tmp_path / "logs"])
-    assert (result.rows, [Path(one).name for one in result.skipped]) == (1, ["_notes.json", "readme.md"])
+    assert (result.rows, [Path(item).name for item in result.skipped]) == (1, ["_notes.json", "readme.md"])
 
 
 def test_a_table_of_chat_comes_in_without_its_nulls(tmp_path: Path, buffer: TrajectoryBuffer) -> None:

@@ -37,7 +37,7 @@ SIDE = [
 def chats(path: Path, **fields: list[Any]) -> Path:
     """A chat for each of the values of the fields."""
     records = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
-    path.write_text("".join(json.dumps({"messages": [USER, SAID], **one}) + "\n" for one in records))
+    path.write_text("".join(json.dumps({"messages": [USER, SAID], **record}) + "\n" for record in records))
     return path
 
 
@@ -143,7 +143,7 @@ def test_a_component_that_only_some_records_have_is_null_in_others(tmp_path: Pat
     lines = [{"prompt": [USER], "completion": [SAID], "reward": 1.0, "example_id": n} for n in range(3)]
     lines[2]["metrics"] = {"exact": 1.0}
     path = tmp_path / "results.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     _, rows = taken(tmp_path, path, Labels(success="exact = 1"))
     assert [row["success"] for row in rows] == [None, None, True]
 
@@ -154,11 +154,11 @@ def test_a_reward_that_is_no_finite_number_refuses_no_other(
     rewards: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("rewards")
-    one = json.dumps({"prompt": [USER], "completion": [SAID], "metrics": {}, "reward": 0})
-    good = [one.replace('"reward": 0', f'"reward": {reward}') for reward in ["1.0", *rewards, "1.0"]]
+    item = json.dumps({"prompt": [USER], "completion": [SAID], "metrics": {}, "reward": 0})
+    good = [item.replace('"reward": 0', f'"reward": {reward}') for reward in ["1.0", *rewards, "1.0"]]
     (folder / "results.jsonl").write_text("\n".join(good))
     result, rows = taken(folder, folder / "results.jsonl", Labels(), on_error="quarantine")
-    finite = [float(one) if one == "0.5" else None for one in rewards]
+    finite = [float(reward) if reward == "0.5" else None for reward in rewards]
     assert [row["reward"] for row in rows] == [1.0, *finite, 1.0]
     assert result.remarks.get("reward is no finite number: unscored", 0) == finite.count(None)
 
@@ -170,7 +170,7 @@ def test_an_empty_simulation_refuses_no_other(tmp_path: Path) -> None:
     path.write_text(json.dumps({"info": {}, "tasks": [], "simulations": simulations}, indent=1))
     result, rows = taken(tmp_path, path, Labels(), on_error="quarantine")
     assert [row["source_id"] for row in rows] == ["s", "t"]
-    assert [one["place"] for one in result.unreadable] == [f"{path}[1]", f"{path}[2]"]
+    assert [record["place"] for record in result.unreadable] == [f"{path}[1]", f"{path}[2]"]
     assert result.remarks["reward_info.reward is no finite number: unscored"] == 1
 
 
@@ -187,8 +187,8 @@ def test_what_was_forgotten_is_not_listed_as_set_aside(tmp_path: Path) -> None:
         paths[-1].write_text(paths[-1].read_text() + "broken\n" + '{"messages": []}\n')
     dry = ask("import", *map(str, paths), "--quarantine", "--dry-run", *store)
     assert "4 records cannot be read and would be set aside\n" in dry
-    said = ask("import", *map(str, paths), "--quarantine", *store)
-    assert "4 records cannot be read and are set aside; `agentrl buffer quarantine` lists them" in said
+    text = ask("import", *map(str, paths), "--quarantine", *store)
+    assert "4 records cannot be read and are set aside; `agentrl buffer quarantine` lists them" in text
     listed = ask("quarantine", *store)
     assert "no rows" not in listed
     assert listed.count("broken") == 0
@@ -196,7 +196,7 @@ def test_what_was_forgotten_is_not_listed_as_set_aside(tmp_path: Path) -> None:
     buffer = TrajectoryBuffer(tmp_path / "store")
     fingerprints = dict(buffer.sql("select source_id, fingerprint from trajectories").rows())
     forget(buffer, fingerprints["a"])  # one file of the import
-    assert {one["place"].rpartition(":")[0] for one in buffer.unreadable()} == {str(paths[1])}
+    assert {record["place"].rpartition(":")[0] for record in buffer.unreadable()} == {str(paths[1])}
     forget(buffer, fingerprints["b"])
     assert buffer.unreadable() == []
     ask("import", *map(str, paths), "--quarantine", *store)

@@ -18,9 +18,9 @@ def completed(**message: Any) -> dict[str, Any]:
     """A completion as the client of openai 3.54 and litellm dump it."""
     from openai.types.chat import ChatCompletion
 
-    said = {"role": "assistant", "content": None, **message}
+    text = {"role": "assistant", "content": None, **message}
     finish = "tool_calls" if message.get("tool_calls") else "stop"
-    choice = {"index": 0, "finish_reason": finish, "message": said}
+    choice = {"index": 0, "finish_reason": finish, "message": text}
     about = {"id": "r", "created": 1, "model": "m", "object": "chat.completion", "choices": [choice]}
     return ChatCompletion.model_validate(about).model_dump(mode="json")
 
@@ -41,7 +41,7 @@ def test_llm_completions_of_openhands(tmp_path: Path) -> None:
     }
     read = Read(tmp_path, "openai-chat", log)
     assert shape(read.row) == TALK[:2]
-    assert [one["function"]["name"] for one in json.loads(read.row.tools)] == ["find"]
+    assert [tool["function"]["name"] for tool in json.loads(read.row.tools)] == ["find"]
     assert (read.row.termination, read.row.policy) == (Termination.UNKNOWN, "litellm_proxy/m")
     assert read.notes.ignored == {"kwargs.temperature": 1}
     assert (read.row.source_id, read.row.cost_usd) == (log["response"]["id"], 0.01)
@@ -96,7 +96,7 @@ def test_a_record_without_an_answer_is_set_aside_unless_asked_for(format: str, t
     with pytest.raises(StoreError, match=r"x\.jsonl:2: has no assistant message; --prompts takes such records"):
         import_paths(buffer, [path], format)
     aside = import_paths(buffer, [path], format, on_error="quarantine")
-    assert (aside.rows, [one["place"].rpartition(":")[2] for one in aside.unreadable]) == (1, ["2"])
+    assert (aside.rows, [item["place"].rpartition(":")[2] for item in aside.unreadable]) == (1, ["2"])
     assert import_paths(buffer, [path], format, prompts=True).rows == 2
 
 

@@ -35,8 +35,8 @@ def objects(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
         for key, inner in value.items():
             yield from objects(inner, (*path, key))
     if isinstance(value, list):
-        for place, inner in enumerate(value):
-            yield from objects(inner, (*path, place))
+        for position, inner in enumerate(value):
+            yield from objects(inner, (*path, position))
 
 
 def at(value: Any, path: tuple[str | int, ...]) -> Any:
@@ -61,7 +61,7 @@ def test_a_key_that_no_reader_knows_is_carried_or_counted(
         kind = str(at(document, path).get("type"))  # a part that is no text is counted by its type
         counted = any(key.endswith("odd_key") for key in more) or f"messages.content.{kind}" in plain.notes.ignored
         inside = [key for key in plain.notes.ignored if set(key.split(".")[-1:]) & set(map(str, path))]
-        refused = [one.reason for one in read.notes.unreadable]
+        refused = [item.reason for item in read.notes.unreadable]
         assert "odd value" in rows or counted or inside or refused, (path, dict(more))
         assert len(read.rows) == len(plain.rows) or refused, path
 
@@ -78,7 +78,7 @@ def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 def told(read: Read) -> str:
     """Everything that a reader says of a file."""
     rows = [row.model_dump_json(exclude={"created_at"}) for row in read.rows]
-    return json.dumps([rows, read.notes.ignored, read.notes.remarks, [one.reason for one in read.notes.unreadable]])
+    return json.dumps([rows, read.notes.ignored, read.notes.remarks, [item.reason for item in read.notes.unreadable]])
 
 
 @pytest.mark.parametrize(("name", "suffix", "document"), CASES)
@@ -124,7 +124,7 @@ def test_a_record_that_is_junk_is_refused_by_its_place(
     """Beside a good record, so that the file is recognised; no traceback, and with quarantine the rest comes in."""
     records = [*document, junk] if isinstance(document, list) else [document, junk]
     path = tmp_path / f"file{'.jsonl' if suffix == '.json' else suffix}"
-    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     buffer = TrajectoryBuffer(tmp_path / "store")
     try:
         import_paths(buffer, [path], dry_run=True)
@@ -146,7 +146,7 @@ def test_a_value_of_another_kind_is_read_or_refused_by_its_place(
                 continue
             at(odd, path[:-1])[path[-1]] = junk
             file = tmp_path / f"file{suffix}"
-            text = "".join(json.dumps(one) + "\n" for one in odd) if suffix.startswith(".jsonl") else json.dumps(odd)
+            text = "".join(json.dumps(name) + "\n" for name in odd) if suffix.startswith(".jsonl") else json.dumps(odd)
             file.write_text(text)
             try:
                 import_paths(TrajectoryBuffer(tmp_path / "store"), [file], dry_run=True)

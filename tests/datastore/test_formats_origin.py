@@ -79,8 +79,8 @@ def test_the_origin_goes_out_and_comes_back(bought: TrajectoryBuffer, tmp_path: 
         files = sorted(path.iterdir()) if path.is_dir() and name != "huggingface" else [path]
         back = [row for file in files for row in format.read(Source(file))]
         names = [column for column in COLUMNS if column != "source_file"]
-        assert [[getattr(row, one) for one in names] for row in back] == [
-            [getattr(row, one) for one in names] for row in rows
+        assert [[getattr(row, name) for name in names] for row in back] == [
+            [getattr(row, name) for name in names] for row in rows
         ], name
 
 
@@ -102,17 +102,17 @@ odd = st.recursive(
 @given(record=st.dictionaries(st.sampled_from(sorted(BESIDE)), odd, max_size=6))
 def test_anything_beside_the_messages_is_taken_or_counted(record: dict[str, Any]) -> None:
     notes = Notes()
-    found = beside(record, notes)
+    result = beside(record, notes)
     row = {"trajectory_id": "t", "episode_id": "e", "task_id": "t", "source": "s", "env": "e", "split": "train"}
     Trajectory.model_validate(
-        row | {"prompt": "", "reward": None, "success": None, "termination": "unknown", "messages": [], **found}
+        row | {"prompt": "", "reward": None, "success": None, "termination": "unknown", "messages": [], **result}
     )
-    assert set(found) <= set(COLUMNS)
+    assert set(result) <= set(COLUMNS)
     for key in ("id", "model"):
         value = record.get(key)
         held = value not in (None, "")
         column = {"id": "source_id"}.get(key, key)
-        assert (column in found or notes.ignored[key] == 1) if held else (column not in found)
+        assert (column in result or notes.ignored[key] == 1) if held else (column not in result)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_anything_beside_the_messages_is_taken_or_counted(record: dict[str, Any]
         (int(SECONDS * 1e6), WHEN),
         (int(SECONDS * 1e9), WHEN),
         (WHEN, WHEN),
-        *[(one, None) for one in ("t", "", 0, -1, True, None, float("nan"), 10**400, [], "9" * 400)],
+        *[(item, None) for item in ("t", "", 0, -1, True, None, float("nan"), 10**400, [], "9" * 400)],
     ],
 )
 def test_moments(value: Any, wanted: datetime | None) -> None:
@@ -135,10 +135,10 @@ def test_moments(value: Any, wanted: datetime | None) -> None:
 
 
 def test_counts_and_amounts() -> None:
-    assert [count(one) for one in (3, 3.0, 0, -1, 2.5, True, "3", None, 10**400, float("inf"))] == [3, 3, 0] + [
+    assert [count(item) for item in (3, 3.0, 0, -1, 2.5, True, "3", None, 10**400, float("inf"))] == [3, 3, 0] + [
         None
     ] * 7
-    assert [dollars(one) for one in (0.5, 0, -1, True, "1", None, float("nan"), 10**400)] == [0.5, 0.0] + [None] * 6
+    assert [dollars(item) for item in (0.5, 0, -1, True, "1", None, float("nan"), 10**400)] == [0.5, 0.0] + [None] * 6
 
 
 DOCS = Path(__file__).parents[2] / "docs/reference/formats.md"

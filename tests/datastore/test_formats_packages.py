@@ -22,28 +22,28 @@ SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
 
 def test_mini_swe_agent_with_responses(tmp_path: Path) -> None:
     """mini-swe-agent 2.4.6, ``litellm_response``: messages are Responses items."""
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look"}]}
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look"}]}
     document = {
         "info": {"exit_status": "Submitted", "submission": "hi", "config": {"model": {"model_name": "m"}}},
         "messages": [
             {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "You help."}]},
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Do it"}]},
-            {"object": "response", "output": [said, CALL], "extra": {"cost": 1.0}},
+            {"object": "response", "output": [message, CALL], "extra": {"cost": 1.0}},
             {"type": "function_call_output", "call_id": "call_1", "output": "a b", "extra": {"returncode": 0}},
             {"object": "response", "output": [{**CALL, "call_id": "call_2"}], "extra": {"cost": 1.0}},
             {"role": "exit", "content": "hi", "extra": {"submission": "hi"}},
         ],
         "trajectory_format": "mini-swe-agent-1.1",
     }
-    found = Read(tmp_path, "mini-swe-agent", document, ".traj.json")
-    assert shape(found.row) == [
+    read_back = Read(tmp_path, "mini-swe-agent", document, ".traj.json")
+    assert shape(read_back.row) == [
         ("system", "You help."),
         ("user", "Do it"),
         ("assistant", 'I look bash{"command": "ls"}'),
         ("tool", "a b"),
         ("assistant", 'bash{"command": "ls"}'),
     ]
-    assert (found.row.messages[3].name, found.row.n_tool_calls, found.row.policy) == ("bash", 2, "m")
+    assert (read_back.row.messages[3].name, read_back.row.n_tool_calls, read_back.row.policy) == ("bash", 2, "m")
     del document["messages"][2]["output"]
     [broken] = Read(tmp_path, "mini-swe-agent", document, ".traj.json").notes.unreadable
     assert (broken.place.endswith("file.traj.json[0]"), broken.key) == (True, "output")
@@ -58,11 +58,11 @@ def test_spans_of_openinference(tmp_path: Path) -> None:
         attributes[f"llm.{side}_messages.{number}.message.role"] = role
         attributes[f"llm.{side}_messages.{number}.message.content"] = text
     for number, name in ((10, "last"), (2, "find")):
-        one = {**tool, "function": {**tool["function"], "name": name}}
-        attributes[f"llm.tools.{number}.tool.json_schema"] = json.dumps(one)
+        item = {**tool, "function": {**tool["function"], "name": name}}
+        attributes[f"llm.tools.{number}.tool.json_schema"] = json.dumps(item)
     span = {"name": "ChatCompletion", "context": {"trace_id": "0x5", "span_id": "0x1"}, "attributes": attributes}
     row = Read(tmp_path, "otel", [span], ".jsonl").row
-    assert [one["function"]["name"] for one in json.loads(row.tools)] == ["find", "last"]
+    assert [tool["function"]["name"] for tool in json.loads(row.tools)] == ["find", "last"]
     assert shape(row) == [("system", "be good"), ("user", "hi"), ("assistant", "done")]
 
 
@@ -83,9 +83,9 @@ def test_an_image_of_a_request_is_counted(tmp_path: Path) -> None:
     image = {"type": "input_image", "detail": "auto", "image_url": "http://x/y.png"}
     text = {"type": "input_text", "text": "see", "odd": 1}
     asked = {"input": [{"role": "user", "content": [text, image]}], "output": [CALL]}
-    found = Read(tmp_path, "openai-responses", [asked], ".jsonl")
-    assert found.row.messages[0].content == "see"
-    assert dict(found.notes.ignored) == {"items.content.odd": 1, "items.content.input_image": 1}
+    read_back = Read(tmp_path, "openai-responses", [asked], ".jsonl")
+    assert read_back.row.messages[0].content == "see"
+    assert dict(read_back.notes.ignored) == {"items.content.odd": 1, "items.content.input_image": 1}
 
 
 def test_llama_factory_1_preferences(tmp_path: Path) -> None:
@@ -94,11 +94,11 @@ def test_llama_factory_1_preferences(tmp_path: Path) -> None:
 
     chosen = [said("system", "be good"), said("user", "hi"), said("assistant", "hello")]
     line = {"chosen_messages": chosen, "rejected_messages": [*chosen[:2], said("assistant", "go away")]}
-    found = Read(tmp_path, "sharegpt-preference", [line], ".jsonl")
-    good, bad = found.rows
+    read_back = Read(tmp_path, "sharegpt-preference", [line], ".jsonl")
+    good, bad = read_back.rows
     assert (good.success, bad.success, good.task_id == bad.task_id) == (True, False, True)
     assert shape(bad) == [("system", "be good"), ("user", "hi"), ("assistant", "go away")]
-    assert found.notes.ignored["messages.loss_weight"] == 6
+    assert read_back.notes.ignored["messages.loss_weight"] == 6
 
 
 def test_openhands_sdk(tmp_path: Path) -> None:
@@ -112,27 +112,29 @@ def test_openhands_sdk(tmp_path: Path) -> None:
         "system_prompt": {"type": "text", "text": "you are"},
         "dynamic_context": {"type": "text", "text": "today"},
     }
-    said = {"role": "user", "content": [{"type": "text", "text": "fix it"}]}
+    message = {"role": "user", "content": [{"type": "text", "text": "fix it"}]}
     seen = {"content": [{"type": "text", "text": "logged"}], "is_error": True}
     events = [
         {"kind": "SystemPromptEvent", **prompt, "tools": [tool]},
-        {"kind": "MessageEvent", "llm_message": said, "extended_content": [{"type": "text", "text": "a skill"}]},
+        {"kind": "MessageEvent", "llm_message": message, "extended_content": [{"type": "text", "text": "a skill"}]},
         {**acted, "tool_call_id": "c1", "tool_call": call, "llm_response_id": "r1", "thinking_blocks": [block]},
         {**acted, "tool_call_id": "c2", "tool_call": {**call, "id": "c2"}, "llm_response_id": "r1"},
         {**told, "kind": "ObservationEvent", "tool_call_id": "c1", "observation": seen},
         {**told, "kind": "UserRejectObservation", "tool_call_id": "c2", "rejection_reason": "no way"},
     ]
-    found = Read(tmp_path, "openhands", events, ".jsonl")
-    assert shape(found.row) == [
+    read_back = Read(tmp_path, "openhands", events, ".jsonl")
+    assert shape(read_back.row) == [
         ("system", "you are\n\ntoday"),
         ("user", "fix it\na skill"),
         ("assistant", 'think{"thought": "hm"} think{"thought": "hm"}'),
         ("tool", "logged"),
         ("tool", "no way"),
     ]
-    assert (found.row.messages[2].reasoning, found.row.n_tool_errors) == ("deep", 1)
-    assert json.loads(found.row.tools) == [{"type": "function", "function": {"name": "think", "description": "thinks"}}]
-    assert found.notes.ignored["thinking_blocks.signature"] == 1
+    assert (read_back.row.messages[2].reasoning, read_back.row.n_tool_errors) == ("deep", 1)
+    assert json.loads(read_back.row.tools) == [
+        {"type": "function", "function": {"name": "think", "description": "thinks"}}
+    ]
+    assert read_back.notes.ignored["thinking_blocks.signature"] == 1
 
 
 def zstandard(path: Path, members: dict[str, Any]) -> Path:
@@ -156,8 +158,8 @@ def test_archives_of_inspect(tmp_path: Path) -> None:
         header = {"version": 2, "eval": {"task": "geo", "model": "m"}}
         path = zstandard(tmp_path / f"{identity}.eval", {"header.json": header, "samples/s.json": sample})
         assert detect(Source(path)) == "inspect"
-        [found] = FORMATS["inspect"].read(Source(path))
-        return found
+        [result] = FORMATS["inspect"].read(Source(path))
+        return result
 
     assert shape(row("a")) == [("user", "where is Ann?")]
     assert row("a").task_id == row("b").task_id
@@ -172,32 +174,32 @@ def test_archives_of_inspect(tmp_path: Path) -> None:
 def test_spans_of_anthropic_and_of_responses(tmp_path: Path) -> None:
     """openinference-instrumentation-anthropic 3.1 repeats a call among the parts of a message, and that of openai
     0.1.66 gives reasoning as a message of its own."""
-    said = "llm.output_messages.0.message."
-    part = f"{said}contents.1.message_content."
+    text = "llm.output_messages.0.message."
+    part = f"{text}contents.1.message_content."
     claude = {
         "llm.input_messages.0.message.role": "user",
         "llm.input_messages.0.message.content": "where is Ann?",
-        f"{said}role": "assistant",
-        f"{said}contents.0.message_content.type": "text",
-        f"{said}contents.0.message_content.text": "I look.",
+        f"{text}role": "assistant",
+        f"{text}contents.0.message_content.type": "text",
+        f"{text}contents.0.message_content.text": "I look.",
         f"{part}type": "tool_use",
         f"{part}tool_call.function.name": "find",
-        f"{said}tool_calls.0.tool_call.id": "t1",
-        f"{said}tool_calls.0.tool_call.function.name": "find",
-        f"{said}tool_calls.0.tool_call.function.arguments": "{}",
+        f"{text}tool_calls.0.tool_call.id": "t1",
+        f"{text}tool_calls.0.tool_call.function.name": "find",
+        f"{text}tool_calls.0.tool_call.function.arguments": "{}",
         "llm.response.model_name": "claude-x",
         "llm.finish_reason": "max_tokens",
     }
     openai = {
         "llm.input_messages.0.message.role": "user",
         "llm.input_messages.0.message.content": "where is Ann?",
-        f"{said}role": "assistant",
-        f"{said}contents.0.message_content.type": "reasoning",
-        f"{said}contents.0.message_content.text": "look",
+        f"{text}role": "assistant",
+        f"{text}contents.0.message_content.type": "reasoning",
+        f"{text}contents.0.message_content.text": "look",
         "llm.output_messages.1.message.role": "assistant",
         "llm.output_messages.1.message.content": "in Rome",
     }
-    spans = [{"context": {"trace_id": name}, "attributes": one} for name, one in (("a", claude), ("b", openai))]
+    spans = [{"context": {"trace_id": name}, "attributes": item} for name, item in (("a", claude), ("b", openai))]
     spans[1]["status"] = {"status_code": "ERROR"}  # type: ignore[assignment]
     first, second = Read(tmp_path, "otel", spans, ".jsonl").rows
     assert shape(first) == [("user", "where is Ann?"), ("assistant", "I look. find{}")]
@@ -230,10 +232,10 @@ def test_traces_of_verifiers(stop: str, end: Termination, tmp_path: Path) -> Non
     errors = [{"type": "X", "message": "boom"}] if stop.endswith("_error") else []
     calls = [{"node": 1, "finish_reason": "length"}] if stop == "length" else []
     trace |= {"stop_condition": "agent_completed" if calls else stop, "errors": errors, "calls": calls}
-    found = Read(tmp_path, "verifiers-v1", [{"id": "e", "traces": [trace]}], ".jsonl")
-    assert found.row.termination is end
-    assert json.loads(found.row.tools)[0]["function"]["name"] == "find"
-    assert found.notes.remarks == {}
+    read_back = Read(tmp_path, "verifiers-v1", [{"id": "e", "traces": [trace]}], ".jsonl")
+    assert read_back.row.termination is end
+    assert json.loads(read_back.row.tools)[0]["function"]["name"] == "find"
+    assert read_back.notes.remarks == {}
 
 
 def test_tools_that_the_server_ran_are_no_text_of_the_model(tmp_path: Path) -> None:
@@ -246,16 +248,16 @@ def test_tools_that_the_server_ran_are_no_text_of_the_model(tmp_path: Path) -> N
         {"type": "redacted_thinking", "data": "xyz"},
     ]
     answer = {"type": "message", "role": "assistant", "model": "m", "content": blocks, "stop_reason": "end_turn"}
-    found = Read(tmp_path, "anthropic", [answer], ".jsonl")
-    assert [one.role.value for one in found.row.messages] == ["assistant", "tool", "assistant"]
-    assert shape(found.row)[0] == ("assistant", 'I search. web_search{"query": "Ann"}')
-    assert (found.row.n_tool_errors, found.row.termination) == (1, Termination.ANSWERED)
-    assert found.notes.ignored == {"messages.content.redacted_thinking": 1}
+    read_back = Read(tmp_path, "anthropic", [answer], ".jsonl")
+    assert [message.role.value for message in read_back.row.messages] == ["assistant", "tool", "assistant"]
+    assert shape(read_back.row)[0] == ("assistant", 'I search. web_search{"query": "Ann"}')
+    assert (read_back.row.n_tool_errors, read_back.row.termination) == (1, Termination.ANSWERED)
+    assert read_back.notes.ignored == {"messages.content.redacted_thinking": 1}
     searched = {"type": "web_search_call", "id": "w", "action": {"query": "Ann"}}
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Rome"}]}
-    response = {"object": "response", "output": [searched, said], "status": "incomplete"}
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Rome"}]}
+    response = {"object": "response", "output": [searched, message], "status": "incomplete"}
     cut = response | {"incomplete_details": {"reason": "content_filter"}}
-    for one, end in ((response, Termination.MAX_TOKENS), (cut, Termination.UNKNOWN)):
-        row = Read(tmp_path, "openai-responses", [one], ".jsonl").row
-        assert [one.role.value for one in row.messages] == ["tool", "assistant"]
+    for item, end in ((response, Termination.MAX_TOKENS), (cut, Termination.UNKNOWN)):
+        row = Read(tmp_path, "openai-responses", [item], ".jsonl").row
+        assert [message.role.value for message in row.messages] == ["tool", "assistant"]
         assert row.termination is end

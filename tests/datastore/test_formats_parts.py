@@ -90,12 +90,12 @@ def test_reasoning_of_inspect_that_is_empty_or_redacted_is_no_text(tmp_path: Pat
 def test_parts_with_calls_of_llama_factory(tmp_path: Path) -> None:
     """Version 1 writes calls as a part of type ``tool_calls``, whose value is a JSON list, and tools as one too."""
     calls = [{"name": "find", "arguments": {"who": "Ann"}}, {"name": "find", "arguments": {"who": "Bob"}}]
-    said = [{"type": "text", "value": "I look."}, {"type": "tool_calls", "value": json.dumps(calls)}]
+    texts = [{"type": "text", "value": "I look."}, {"type": "tool_calls", "value": json.dumps(calls)}]
     asked = [{"type": "tools", "value": json.dumps([{"name": "find", "parameters": {"type": "object"}}])}]
-    messages = [{"role": "system", "content": asked}, USER, {"role": "assistant", "content": said}]
+    messages = [{"role": "system", "content": asked}, USER, {"role": "assistant", "content": texts}]
     read = Read(tmp_path, "openai-chat", [{"messages": messages}], ".jsonl")
     assert shape(read.row)[-1] == ("assistant", 'I look. find{"who": "Ann"} find{"who": "Bob"}')
-    assert [one["function"]["name"] for one in json.loads(read.row.tools)] == ["find"]
+    assert [tool["function"]["name"] for tool in json.loads(read.row.tools)] == ["find"]
     assert read.notes.ignored == {}
 
 

@@ -12,14 +12,14 @@ from agentrl.schemas.arrow import from_table
 from agentrl.schemas.trajectory import Trajectory
 
 GROUPS = [*ENVIRONMENTS, *(path.name for path in sorted(RECORDED.iterdir()) if path.suffix != ".md")]
-WRITTEN = [name for name, one in FORMATS.items() if one.write and name != "trl-preference"]
+WRITTEN = [name for name, format_ in FORMATS.items() if format_.write and name != "trl-preference"]
 
 
 def imported(path: Path, name: str) -> list[Trajectory]:
-    with reading([path]) as found:
-        rows = [row for table in found.tables("back") for row in from_table(Trajectory, table)]
-        assert {one["format"] for one in found.result.files} == {name}
-        assert found.notes.unreadable == []
+    with reading([path]) as result:
+        rows = [row for table in result.tables("back") for row in from_table(Trajectory, table)]
+        assert {item["format"] for item in result.result.files} == {name}
+        assert result.notes.unreadable == []
         return rows
 
 

@@ -47,26 +47,26 @@ def imported(path: Path, format: str | None = None, **options: Any) -> Imported:
 @pytest.mark.parametrize("plain", [1, 5, SAMPLE_RECORDS - 1])
 def test_an_anthropic_file_whose_first_records_have_no_block(plain: int, tmp_path: Path) -> None:
     path = lines(tmp_path / "x.jsonl", *(chat(f"q{i}") for i in range(plain)), BLOCKS)
-    found = imported(path)
-    assert (found.files[0]["format"], found.rows, found.calls) == ("anthropic", plain + 1, 1)
-    assert f"{plain + 1} of the first {plain + 1} records fit it" in found.files[0]["evidence"]
+    result = imported(path)
+    assert (result.files[0]["format"], result.rows, result.calls) == ("anthropic", plain + 1, 1)
+    assert f"{plain + 1} of the first {plain + 1} records fit it" in result.files[0]["evidence"]
 
 
 def test_a_block_after_the_first_records_is_no_text(tmp_path: Path, buffer: TrajectoryBuffer) -> None:
     records = [chat(f"q{i}") for i in range(SAMPLE_RECORDS + 3)]
-    found = import_paths(buffer, [lines(tmp_path / "x.jsonl", *records, BLOCKS, CHAT)])
-    assert found.files[0]["format"] == "openai-chat"
-    assert "anthropic and trl-sft as well" in found.files[0]["evidence"]
-    assert found.remarks == {"records read as anthropic in a file of openai-chat": 1}
-    assert (found.rows, found.calls) == (len(records) + 2, 1)
+    report = import_paths(buffer, [lines(tmp_path / "x.jsonl", *records, BLOCKS, CHAT)])
+    assert report.files[0]["format"] == "openai-chat"
+    assert "anthropic and trl-sft as well" in report.files[0]["evidence"]
+    assert report.remarks == {"records read as anthropic in a file of openai-chat": 1}
+    assert (report.rows, report.calls) == (len(records) + 2, 1)
     frame = buffer.sql("select source, n_tool_calls from trajectories order by trajectory_id")
     assert frame.rows()[-3:] == [("openai-chat", 0), ("anthropic", 1), ("openai-chat", 0)]
 
 
 @pytest.mark.parametrize("system", ["be brief", [{"type": "text", "text": "be brief"}]])
 def test_a_system_prompt_beside_the_messages_is_not_lost(system: Any, tmp_path: Path, buffer: TrajectoryBuffer) -> None:
-    found = import_paths(buffer, [lines(tmp_path / "x.jsonl", CHAT, CHAT | {"system": system})])
-    assert (found.files[0]["format"], found.ignored) == ("anthropic", {})
+    report = import_paths(buffer, [lines(tmp_path / "x.jsonl", CHAT, CHAT | {"system": system})])
+    assert (report.files[0]["format"], report.ignored) == ("anthropic", {})
     [row] = [
         row
         for row in buffer.get_many(buffer.sql("select trajectory_id from trajectories")["trajectory_id"].to_list())
@@ -80,9 +80,9 @@ def test_a_file_of_several_formats_is_read_record_by_record(suffix: str, tmp_pat
     records = [CALLED, BLOCKS, TURNS, CALLED, BLOCKS, {"prompt": "a", "completion": "b"}]
     path = tmp_path / f"x{suffix}"
     path.write_text("".join(json.dumps(r) + "\n" for r in records) if suffix == ".jsonl" else json.dumps(records))
-    found = imported(path)
-    assert (found.rows, found.calls) == (6, 4)
-    assert sum(count for text, count in found.remarks.items() if text.startswith("records read as")) == 4
+    result = imported(path)
+    assert (result.rows, result.calls) == (6, 4)
+    assert sum(count for text, count in result.remarks.items() if text.startswith("records read as")) == 4
     with pytest.raises(StoreError, match=r"\[2\]: lacks 'messages'|:3: lacks 'messages'"):
         imported(path, "openai-chat")
 
@@ -91,14 +91,14 @@ def test_a_record_that_fits_no_format_is_refused_by_its_place(tmp_path: Path) ->
     path = lines(tmp_path / "x.jsonl", CALLED, {"talk": []}, BLOCKS)
     with pytest.raises(StoreError, match=r"x\.jsonl:2: lacks 'messages'"):
         imported(path)
-    found = imported(path, on_error="quarantine")
-    assert (found.rows, [one["place"].rpartition(":")[2] for one in found.unreadable]) == (2, ["2"])
+    result = imported(path, on_error="quarantine")
+    assert (result.rows, [item["place"].rpartition(":")[2] for item in result.unreadable]) == (2, ["2"])
 
 
 def test_a_format_that_is_named_wins(tmp_path: Path, buffer: TrajectoryBuffer) -> None:
     path = lines(tmp_path / "x.jsonl", CHAT, chat("and?"))
-    found = import_paths(buffer, [path], "anthropic")
-    assert (found.files[0]["format"], found.files[0]["evidence"], found.rows) == ("anthropic", "named", 2)
+    report = import_paths(buffer, [path], "anthropic")
+    assert (report.files[0]["format"], report.files[0]["evidence"], report.rows) == ("anthropic", "named", 2)
     assert buffer.sql("select distinct source from trajectories").item() == "anthropic"
     other = imported(lines(tmp_path / "y.jsonl", CALLED, BLOCKS), "openai-chat")
     assert (other.rows, other.calls) == (2, 1)
@@ -129,13 +129,13 @@ def test_a_folder_takes_the_files_that_have_a_record_of_the_named_format(
     folder = tmp_path / "logs"
     lines(folder / "a.jsonl", CHAT, BLOCKS)
     lines(folder / "b.jsonl", TURNS)
-    found = import_paths(buffer, [folder], "anthropic")
-    assert ([Path(one["path"]).name for one in found.files], found.calls) == (["a.jsonl"], 1)
-    assert [Path(one).name for one in found.skipped] == ["b.jsonl"]
+    report = import_paths(buffer, [folder], "anthropic")
+    assert ([Path(item["path"]).name for item in report.files], report.calls) == (["a.jsonl"], 1)
+    assert [Path(item).name for item in report.skipped] == ["b.jsonl"]
     assert count(buffer) == 2
 
 
 def test_what_the_evidence_says_of_one_record(tmp_path: Path) -> None:
-    found = recognise(Source(lines(tmp_path / "x.jsonl", CALLED)))
-    assert found is not None
-    assert (found.format, found.evidence) == ("openai-chat", "its first record fits it, and trl-sft as well")
+    format_ = recognise(Source(lines(tmp_path / "x.jsonl", CALLED)))
+    assert format_ is not None
+    assert (format_.format, format_.evidence) == ("openai-chat", "its first record fits it, and trl-sft as well")

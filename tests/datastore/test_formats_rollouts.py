@@ -89,10 +89,10 @@ def test_a_trace_that_branches_gives_a_row_per_leaf(tmp_path: Path) -> None:
     rewards = {"exact": {"score": 0.5, "weight": 2.0}, "skipped": None}
     episode = {"id": "e", "env": {"id": "shop"}, "ok": True, "traces": [trace(rewards=rewards, metrics={"turns": 2.0})]}
     read = Read(tmp_path, "verifiers-v1", [episode], ".jsonl")
-    one, two = read.rows
-    assert (one.input_ids, two.input_ids, one.segment, two.segment) == ([1, 2, 3], [1, 4], 0, 1)
-    assert (one.reward, one.success, one.env, one.policy, one.agent) == (1.0, None, "shop", "m", "solver")
-    assert [(part.name, part.weight) for part in one.reward_components] == [("exact", 2.0), ("turns", 0.0)]
+    first, two = read.rows
+    assert (first.input_ids, two.input_ids, first.segment, two.segment) == ([1, 2, 3], [1, 4], 0, 1)
+    assert (first.reward, first.success, first.env, first.policy, first.agent) == (1.0, None, "shop", "m", "solver")
+    assert [(part.name, part.weight) for part in first.reward_components] == [("exact", 2.0), ("turns", 0.0)]
     assert read.notes.ignored == {"traces.calls": 1, "traces.task.data": 1}
 
 
@@ -107,7 +107,7 @@ def test_judges_are_marked_and_unscored_traces_are_not_failed(tmp_path: Path) ->
 
 def test_nemo_gym(tmp_path: Path) -> None:
     asked = {"input": [{"role": "user", "content": "q", "type": "message"}], "tools": [], "temperature": 0.7}
-    said = {
+    message = {
         "type": "message",
         "role": "assistant",
         "content": [{"type": "output_text", "text": "a", "annotations": []}],
@@ -115,7 +115,7 @@ def test_nemo_gym(tmp_path: Path) -> None:
     tokens = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
     record = {
         "responses_create_params": asked,
-        "response": {"model": "m", "output": [said | tokens]},
+        "response": {"model": "m", "output": [message | tokens]},
         "reward": 0.5,
         "accuracy": True,
         "verifier_metadata": {"x": 1},
@@ -128,8 +128,8 @@ def test_nemo_gym(tmp_path: Path) -> None:
     assert [(part.name, part.value) for part in row.reward_components] == [("accuracy", 1.0)]
     assert read.notes.ignored == {"verifier_metadata": 1}
     steps = [
-        [*asked["input"], said],
-        [*asked["input"], said, {"type": "message", "role": "user", "content": "and?"}, said],
+        [*asked["input"], message],
+        [*asked["input"], message, {"type": "message", "role": "user", "content": "and?"}, message],
     ]
     turns = record | {"response": {"output": steps, "contains_transitions": True}}
     assert [m.role.value for m in Read(tmp_path, "nemo-gym", [turns], ".jsonl").row.messages] == [

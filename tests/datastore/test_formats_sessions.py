@@ -152,18 +152,18 @@ TALK = [
 
 @given(st.permutations(TALK[:-1]))
 def test_lines_stand_anywhere(order: list[dict[str, Any]]) -> None:
-    [talk] = conversations([SessionLine(number, one) for number, one in enumerate([*order, TALK[-1]], 1)])
-    said = [one.record["uuid"] for one in talk.lines]
-    pieces = [one["uuid"] for one in order if one["uuid"] in "23"]
-    assert said == ["1", *pieces, "4", "5"]
+    [talk] = conversations([SessionLine(number, item) for number, item in enumerate([*order, TALK[-1]], 1)])
+    texts = [line.record["uuid"] for line in talk.lines]
+    pieces = [item["uuid"] for item in order if item["uuid"] in "23"]
+    assert texts == ["1", *pieces, "4", "5"]
 
 
 def test_a_session_that_begins_with_something_else(tmp_path: Path) -> None:
     for first in ({"type": "last-prompt"}, {"type": "ai-title", "aiTitle": "x"}, {"type": "mode", "mode": "normal"}):
         records = [first | {"sessionId": "s"}, TALK[1], TALK[2], TALK[0], *TALK[3:]]
         read = Read(tmp_path, "claude-code", records, ".jsonl")
-        said = [("user", "count"), ("assistant", "I do"), ("user", "again"), ("assistant", "2")]
-        assert shape(read.row) == said
+        texts = [("user", "count"), ("assistant", "I do"), ("user", "again"), ("assistant", "2")]
+        assert shape(read.row) == texts
 
 
 def test_a_branch_that_was_left_is_a_row_that_is_not_trained_on(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ JUNK = st.sampled_from([None, 3, "x", [], [3], {}, {"type": []}, True, [[]], {"i
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(found for key, part in inside for found in places(part, (*path, key)))]
+    return [path, *(result for key, part in inside for result in places(part, (*path, key)))]
 
 
 @settings(max_examples=60, deadline=None)
@@ -242,11 +242,15 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def test_mutilated_files_are_read_or_refused_by_their_place(path: Path, data: st.DataObject) -> None:
     """One value of one line is something else, or a line ends too early."""
     whole = path.suffix == ".json"
-    records = [json.loads(path.read_text())] if whole else [json.loads(one) for one in path.read_text().splitlines()]
+    records = (
+        [json.loads(path.read_text())]
+        if whole
+        else [json.loads(character) for character in path.read_text().splitlines()]
+    )
     number = data.draw(st.integers(0, len(records) - 1))
     way = data.draw(st.sampled_from(places(records[number])))
     odd = deepcopy(records[number])
-    texts = [json.dumps(one) for one in records]
+    texts = [json.dumps(record) for record in records]
     if way:
         holder = odd
         for key in way[:-1]:

@@ -27,19 +27,21 @@ def test_spans_of_the_conventions(tmp_path: Path) -> None:
         "parts": [{"type": "tool_call", "id": "c1", "name": "find", "arguments": {"who": "Ann"}}],
     }
     answer = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "in Rome"}]}
-    said = [{"role": "assistant", "parts": [{"type": "text", "content": "She is in Rome."}], "finish_reason": "stop"}]
+    messages = [
+        {"role": "assistant", "parts": [{"type": "text", "content": "She is in Rome."}], "finish_reason": "stop"}
+    ]
 
     def span(given: list[Any], came: list[Any], **more: Any) -> dict[str, Any]:
         texts = {"gen_ai.input.messages": json.dumps(given), "gen_ai.output.messages": json.dumps(came)}
         return otlp({**texts, "gen_ai.request.model": "m", "http.method": "POST"}, **more)
 
-    spans = [span(asked, [called]), span([*asked, called, answer], said), otlp({"db.system": "x"})]
+    spans = [span(asked, [called]), span([*asked, called, answer], messages), otlp({"db.system": "x"})]
     document = {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
     read = Read(tmp_path, "otel", document)
     assert shape(read.row) == TALK
     assert (read.row.policy, read.row.episode_id, read.row.success) == ("m", "t", None)
     assert read.notes.ignored["attributes.http.method"] == 2
-    other = span([{"role": "user", "parts": [{"type": "text", "content": "else"}]}], said)
+    other = span([{"role": "user", "parts": [{"type": "text", "content": "else"}]}], messages)
     rows = Read(tmp_path, "otel", {"resourceSpans": [{"scopeSpans": [{"spans": [*spans, other]}]}]}).rows
     assert [row.segment for row in rows] == [0, 1]
     failed = span(asked, [called], status={"code": 2})
@@ -73,7 +75,7 @@ def test_spans_of_phoenix(nested: bool, tmp_path: Path) -> None:
 
 def test_observations_of_langfuse(tmp_path: Path) -> None:
     chat = {"messages": [{"role": "system", "content": "be brief"}, USER]}
-    one = {
+    item = {
         "id": "o",
         "traceId": "t",
         "type": "GENERATION",
@@ -81,8 +83,8 @@ def test_observations_of_langfuse(tmp_path: Path) -> None:
         "input": chat,
         "output": {"role": "assistant", "content": "Rome"},
     }
-    text = one | {"traceId": "u", "input": "where is Ann?", "output": "Rome"}
-    first, second = Read(tmp_path, "otel", [one, text, {"traceId": "t", "type": "SPAN", "id": "x"}], ".jsonl").rows
+    text = item | {"traceId": "u", "input": "where is Ann?", "output": "Rome"}
+    first, second = Read(tmp_path, "otel", [item, text, {"traceId": "t", "type": "SPAN", "id": "x"}], ".jsonl").rows
     assert shape(first) == [("system", "be brief"), ("user", "where is Ann?"), ("assistant", "Rome")]
     assert shape(second) == [("user", "where is Ann?"), ("assistant", "Rome")]
     assert (first.policy, first.messages[0].role) == ("m", Role.SYSTEM)
@@ -90,16 +92,16 @@ def test_observations_of_langfuse(tmp_path: Path) -> None:
 
 def test_tools_and_scores_of_langfuse(tmp_path: Path) -> None:
     asked = {"messages": [USER], "tools": [{"type": "function", "function": {"name": "find"}}], "n": 1}
-    said = {"role": "assistant", "tool_calls": [CALL]}
-    one = {"id": "o", "traceId": "t", "type": "GENERATION", "input": asked, "output": said}
+    message = {"role": "assistant", "tool_calls": [CALL]}
+    item = {"id": "o", "traceId": "t", "type": "GENERATION", "input": asked, "output": message}
     scores = [{"name": "good", "value": 0.5}, {"name": "note", "value": "fine"}]
-    read = Read(tmp_path, "otel", {"id": "t", "observations": [one], "scores": scores, "name": "run"})
+    read = Read(tmp_path, "otel", {"id": "t", "observations": [item], "scores": scores, "name": "run"})
     assert shape(read.row) == TALK[:2]
     assert json.loads(read.row.tools)[0]["function"]["name"] == "find"
     assert [(part.name, part.value) for part in read.row.reward_components] == [("good", 0.5)]
     assert (read.row.reward, read.row.episode_id) == (None, "t")
     assert read.notes.ignored == {"id": 1, "name": 1, "input.n": 1, "scores.note": 1}
-    answered = Read(tmp_path, "otel", {"data": [one], "meta": {"cursor": "x"}})  # a response of the API
+    answered = Read(tmp_path, "otel", {"data": [item], "meta": {"cursor": "x"}})  # a response of the API
     assert (shape(answered.row), answered.notes.ignored["meta"]) == (TALK[:2], 1)
 
 

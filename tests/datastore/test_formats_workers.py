@@ -30,7 +30,7 @@ from agentrl.datastore.formats.workers import File, read_files
 from agentrl.schemas.trajectory import Trajectory
 
 ROWS = [row for rows in KINDS.values() for row in rows]
-CUT = [name for name, one in FORMATS.items() if one.cut and one.write]
+CUT = [name for name, format_ in FORMATS.items() if format_.cut and format_.write]
 
 
 @pytest.fixture(autouse=True)
@@ -51,26 +51,28 @@ class Found:
         sources = [Source(path, self.notes) for path in paths]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(workers, "MOST_WORKERS", 4 if together else 1)
-            found = list(read_files([File(source, FORMATS[name]) for source in sources], kept))
-        table = pa.concat_tables(one.table for one in found) if found else pa.table({"created_at": []})
+            result = list(read_files([File(source, FORMATS[name]) for source in sources], kept))
+        table = pa.concat_tables(item.table for item in result) if result else pa.table({"created_at": []})
         self.rows = table.drop_columns(["created_at"]).to_pylist()
-        self.sources = [one.path for batch in found for one in batch.sources]
-        self.kept = [one for batch in found for one in batch.kept]
+        self.sources = [source.path for batch in result for source in batch.sources]
+        self.kept = [item for batch in result for item in batch.kept]
 
     def everything(self) -> dict[str, Any]:
         notes = {"ignored": self.notes.ignored, "remarks": self.notes.remarks}
-        unreadable = sorted((one.place, one.key, one.reason, one.excerpt) for one in self.notes.unreadable)
+        unreadable = sorted((item.place, item.key, item.reason, item.excerpt) for item in self.notes.unreadable)
         rows = json.dumps(self.rows, sort_keys=True, default=str)
         return notes | {"rows": rows, "sources": self.sources, "kept": self.kept, "unreadable": unreadable}
 
 
 def same(name: str, paths: list[Path], quarantine: bool = False) -> Found:
-    one = Found(name, paths, quarantine, together=False)
-    assert Found(name, paths, quarantine, together=True).everything() == one.everything()
-    return one
+    item = Found(name, paths, quarantine, together=False)
+    assert Found(name, paths, quarantine, together=True).everything() == item.everything()
+    return item
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow) if one == "tau2" else one for one in CUT])
+@pytest.mark.parametrize(
+    "name", [pytest.param(item, marks=pytest.mark.slow) if item == "tau2" else item for item in CUT]
+)
 def test_parts_of_a_file_give_the_rows_of_the_whole(name: str, tmp_path: Path) -> None:
     suffix = FORMATS[name].suffix or ("" if name == "huggingface" else ".jsonl")
     path = tmp_path / f"rows{suffix}"
@@ -107,22 +109,22 @@ def test_many_small_files_and_a_large_one(tmp_path: Path) -> None:
     for number, path in enumerate(paths):
         write(ROWS[:1] if number != 7 else ROWS, path)
     paths[3].write_bytes(gzip.compress(paths[3].read_bytes()))
-    found = same("openai-chat", paths)
-    assert len(found.rows) == 19 + len(ROWS)
+    read_back = same("openai-chat", paths)
+    assert len(read_back.rows) == 19 + len(ROWS)
 
 
 def test_samples_of_an_archive(tmp_path: Path) -> None:
     path = tmp_path / "log.eval"
     with zipfile.ZipFile(path, "w") as archive:
         for number in range(100):
-            said = [{"role": "user", "content": f"{number} who?"}, {"role": "assistant", "content": "Ann"}]
-            sample = {"id": number, "epoch": 1, "messages": said, "scores": {"match": {"value": "C"}}, "odd": 1}
+            messages = [{"role": "user", "content": f"{number} who?"}, {"role": "assistant", "content": "Ann"}]
+            sample = {"id": number, "epoch": 1, "messages": messages, "scores": {"match": {"value": "C"}}, "odd": 1}
             archive.writestr(f"samples/{number}_epoch_1.json", json.dumps(sample) if number % 9 else "{")
         archive.writestr(
             "header.json", json.dumps({"version": 2, "eval": {"task": "t", "odd": 1}, "status": "success"})
         )
-    found = same("inspect", [path], quarantine=True)
-    assert (len(found.rows), len(found.notes.unreadable), found.notes.ignored["eval.odd"]) == (88, 12, 1)
+    read_back = same("inspect", [path], quarantine=True)
+    assert (len(read_back.rows), len(read_back.notes.unreadable), read_back.notes.ignored["eval.odd"]) == (88, 12, 1)
 
 
 def test_instances_of_openhands_and_a_list_of_its_events(tmp_path: Path) -> None:
@@ -135,10 +137,10 @@ def test_instances_of_openhands_and_a_list_of_its_events(tmp_path: Path) -> None
         }
         for number in range(100)
     ]
-    whole, one = tmp_path / "output.jsonl", tmp_path / "events.jsonl"
+    whole, folder = tmp_path / "output.jsonl", tmp_path / "events.jsonl"
     whole.write_text("".join(json.dumps({"instance_id": f"{n}", "history": events[: n + 1]}) + "\n" for n in range(60)))
-    one.write_text("".join(json.dumps(event) + "\n" for event in events))
-    assert [len(same("openhands", [path]).rows) for path in (whole, one)] == [60, 1]
+    folder.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert [len(same("openhands", [path]).rows) for path in (whole, folder)] == [60, 1]
 
 
 GOOD = {"messages": [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "Ann", "odd": 1}]}
@@ -183,12 +185,15 @@ def test_faults_and_counts_are_those_of_one_process(tmp_path: Path, lines: list[
 
 
 def simulation(number: int) -> dict[str, Any]:
-    said = [{"role": "user", "content": f'{number} [who?] \\" {{'}, {"role": "assistant", "content": "Ann, or \\\\"}]
+    messages = [
+        {"role": "user", "content": f'{number} [who?] \\" {{'},
+        {"role": "assistant", "content": "Ann, or \\\\"},
+    ]
     return {
         "id": f"s{number}",
         "task_id": f"{number % 3}",
         "termination_reason": "max_steps",
-        "messages": said,
+        "messages": messages,
         "x": 1,
     }
 
@@ -205,9 +210,9 @@ def test_simulations_of_a_document(order: tuple[str, ...], indent: int, tmp_path
     }
     path = tmp_path / "results.json"
     path.write_text("\ufeff" + json.dumps({key: whole[key] for key in order}, indent=indent, ensure_ascii=False))
-    found = same("tau2", [path])
-    assert [row["env"] for row in found.rows] == ["airline"] * 200
-    assert found.notes.ignored == {"simulations.x": 200, "info.environment_info.odd": 1, "tasks": 1, "odd": 1}
+    read_back = same("tau2", [path])
+    assert [row["env"] for row in read_back.rows] == ["airline"] * 200
+    assert read_back.notes.ignored == {"simulations.x": 200, "info.environment_info.odd": 1, "tasks": 1, "odd": 1}
     cut = FORMATS["tau2"].cut
     assert cut
     spans = cut(Source(path))
@@ -218,14 +223,14 @@ def test_simulations_of_a_document(order: tuple[str, ...], indent: int, tmp_path
 def test_elements_of_an_array(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([GOOD | {"model": f'{number} "],[" \\'} for number in range(300)]))
-    found = same("openai-chat", [path], quarantine=True)
-    assert [row["policy"] for row in found.rows] == [f'{number} "],[" \\' for number in range(300)]
+    read_back = same("openai-chat", [path], quarantine=True)
+    assert [row["policy"] for row in read_back.rows] == [f'{number} "],[" \\' for number in range(300)]
     text = path.read_text()
     for broken in (text[:-1], text[:-100], text.replace('"150 ', "150 "), text.replace('"150 ', "{")):
         path.write_text(broken)
-        found = same("openai-chat", [path], quarantine=True)
-        assert 0 < len(found.rows) <= 300
-        assert found.notes.unreadable
+        read_back = same("openai-chat", [path], quarantine=True)
+        assert 0 < len(read_back.rows) <= 300
+        assert read_back.notes.unreadable
 
 
 _texts = st.text(alphabet='\\",[]{}: aé', max_size=6)
@@ -242,15 +247,15 @@ def test_ends_of_elements(values: list[Any], size: int, chunk: int, indent: bool
     text = json.dumps(values, indent=1 if indent else None, ensure_ascii=plain).encode() + b', "more": [1]}'
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "CHUNK", chunk)
-        found = list(scan.ends(io.BytesIO(text), 1, size))
+        result = list(scan.ends(io.BytesIO(text), 1, size))
     start, read = 1, 0
-    for place, number, _ in found:
-        part = json.loads(b"[" + text[start:place] + b"]")
+    for position, number, _ in result:
+        part = json.loads(b"[" + text[start:position] + b"]")
         assert part == values[read : read + len(part)]
-        start, read = place + 1, read + len(part)
+        start, read = position + 1, read + len(part)
         assert read == number
     assert read == len(values)
-    assert [one.last for one in found] == [False] * (len(found) - 1) + [True]
+    assert [item.last for item in result] == [False] * (len(result) - 1) + [True]
 
 
 def test_a_worker_that_is_killed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,14 +290,23 @@ def test_rows_of_two_processes_reach_the_buffer_as_objects(tmp_path: Path) -> No
 
 
 def spans(number: int, trace: int) -> dict[str, Any]:
-    said = [{"role": "user", "content": f"{number % 7} who?"}, {"role": "assistant", "content": "Ann " * (number % 5)}]
-    attributes = {"gen_ai.input.messages": json.dumps(said[:1]), "gen_ai.output.messages": json.dumps(said[1:])}
+    messages = [
+        {"role": "user", "content": f"{number % 7} who?"},
+        {"role": "assistant", "content": "Ann " * (number % 5)},
+    ]
+    attributes = {"gen_ai.input.messages": json.dumps(messages[:1]), "gen_ai.output.messages": json.dumps(messages[1:])}
     return {"context": {"trace_id": f't"{trace}'}, "attributes": attributes, "start_time": str(number)}
 
 
 def observed(number: int, trace: int) -> dict[str, Any]:
-    one = {"id": f"o{number}", "type": "GENERATION", "input": f"{number} who?", "output": "Ann", "traceId": f"t{trace}"}
-    return one if number % 3 else {"observations": [one | {"id": f"x{number}"}], "id": f"t{trace}"}
+    item = {
+        "id": f"o{number}",
+        "type": "GENERATION",
+        "input": f"{number} who?",
+        "output": "Ann",
+        "traceId": f"t{trace}",
+    }
+    return item if number % 3 else {"observations": [item | {"id": f"x{number}"}], "id": f"t{trace}"}
 
 
 def session(number: int, trace: int) -> dict[str, Any]:
@@ -317,9 +331,9 @@ def test_groups_of_lines_are_never_cut(name: str, record: Any, gaps: list[int]) 
         cut = FORMATS[name].cut
         assert cut
         target(len(list(cut(Source(path)) or [])))
-        one = same(name, [path])
+        read_back = same(name, [path])
         patch.setattr(parts, "PART_SIZE", 10**9)
-        assert Found(name, [path], False, together=False).everything() == one.everything()
+        assert Found(name, [path], False, together=False).everything() == read_back.everything()
 
 
 def test_tables_are_free_when_they_are_done_with(tmp_path: Path) -> None:
@@ -349,7 +363,7 @@ def test_shared_memory_is_written_again_only_when_its_tables_are_free(tmp_path: 
         if number % 4 == 0:
             held.append((batch.table, policies[-batch.table.num_rows :]))
         del batch
-        handles = max([handles, *(one.num_fds() for one in psutil.Process().children())])
+        handles = max([handles, *(child.num_fds() for child in psutil.Process().children())])
     assert policies == [f"m{number}" for number in range(700)]
     assert all(table["policy"].to_pylist() == kept for table, kept in held)
     assert number > 20

@@ -142,9 +142,9 @@ def test_escapes_in_arguments_hide_no_word() -> None:
     message = Message(role="assistant", content="done", tool_calls=calls).model_dump(mode="json")
     cut = {**message, "tool_calls": [{"id": "c", "name": "write", "arguments": '{"a": "b\\n'}]}
     column = pa.array([[], [message], [message, cut]], TRAJECTORY_SCHEMA.field("messages").type)
-    one = ["done", "write", "note\nline one\nnext line\nwho\nZoë\n7", "write", "{}"]
-    assert list(row_texts(column)) == [[], one, [*one, "done", "write", '{"a": "b\\n']]
-    assert list(row_texts(column[1:])) == [one, [*one, "done", "write", '{"a": "b\\n']]
+    item = ["done", "write", "note\nline one\nnext line\nwho\nZoë\n7", "write", "{}"]
+    assert list(row_texts(column)) == [[], item, [*item, "done", "write", '{"a": "b\\n']]
+    assert list(row_texts(column[1:])) == [item, [*item, "done", "write", '{"a": "b\\n']]
 
 
 def test_sql_takes_matches_wherever_a_condition_may_stand(buffer: TrajectoryBuffer) -> None:

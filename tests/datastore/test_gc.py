@@ -20,7 +20,7 @@ from agentrl.schemas.manifest import InputRecord, Manifest
 
 
 def publish(catalog: Catalog, fingerprint: str, run_id: str = "r", made_from: tuple[str, ...] = ()) -> Manifest:
-    inputs = {"data": [InputRecord(stage="expert", output="data", fingerprint=one) for one in made_from]}
+    inputs = {"data": [InputRecord(stage="expert", output="data", fingerprint=item) for item in made_from]}
     return catalog.publish(manifest(run_id, fingerprint, inputs=inputs), fill(catalog, run_id, 1, fingerprint))
 
 
@@ -31,7 +31,7 @@ def record(catalog: Catalog, run_id: str, fingerprint: str, state: str = "comple
 
 
 def left(catalog: Catalog) -> list[str]:
-    return sorted(one.fingerprint for one in catalog.all())
+    return sorted(item.fingerprint for item in catalog.all())
 
 
 def test_what_commands_published_stays(store: str) -> None:
@@ -41,7 +41,7 @@ def test_what_commands_published_stays(store: str) -> None:
     publish(catalog, "old")
     record(catalog, "2026-1", "old")
     freed = collect(catalog, keep_runs=0)
-    assert [one.fingerprint for one in freed.artifacts] == ["old"]
+    assert [artifact.fingerprint for artifact in freed.artifacts] == ["old"]
     assert left(catalog) == ["curated", "upstream"]
 
 
@@ -52,7 +52,7 @@ def test_a_damaged_record_frees_no_artifact_and_is_set_aside(store: str) -> None
     with pytest.warns(UserWarning, match=r"2026-1.json cannot be read, so nobody knows which artifacts"):
         assert collect(catalog, keep_runs=5).artifacts == []
     assert left(catalog) == ["f1"]
-    assert [one.fingerprint for one in collect(catalog, keep_runs=5).artifacts] == ["f1"]
+    assert [artifact.fingerprint for artifact in collect(catalog, keep_runs=5).artifacts] == ["f1"]
     assert len(list(catalog.storage.keys("damaged/runs"))) == 1
 
 
@@ -64,8 +64,8 @@ def test_replaced_and_killed_attempts_go_and_the_rest_stays(tmp_path: Path) -> N
     first = publish(catalog, "f2", BY_COMMAND)
     catalog.publish(manifest(BY_COMMAND, "f2"), fill(catalog, "forced", 1, "f2"), instead_of=first)
     at_work = fill(catalog, "mine", 1, "f3")
-    found = find_garbage(catalog, keep_runs=1)
-    assert found.attempts == [f"artifacts/expert/f1/{killed[0]}"]  # the replaced one's process still lives: this one
+    problems = find_garbage(catalog, keep_runs=1)
+    assert problems.attempts == [f"artifacts/expert/f1/{killed[0]}"]  # the replaced one's process still lives: this one
     collect(catalog, keep_runs=1)
     assert not (tmp_path / "store/artifacts/expert/f1").exists()
     assert at_work.exists()
@@ -104,11 +104,11 @@ def test_gc_walks_a_long_chain_and_a_dense_graph_in_no_time(tmp_path: Path) -> N
     catalog = Catalog(tmp_path)
     assert isinstance(catalog.storage, LocalStorage)
     number = 2000
-    for one in range(number):
-        folder = tmp_path / catalog.folder("expert", f"f{one}")
+    for item in range(number):
+        folder = tmp_path / catalog.folder("expert", f"f{item}")
         folder.mkdir(parents=True)
-        two = [InputRecord(stage="expert", output="data", fingerprint=f"f{below}") for below in (one - 1, one - 2)]
-        (folder / "manifest.json").write_text(manifest("r", f"f{one}", inputs={"a": two}).model_dump_json())
+        two = [InputRecord(stage="expert", output="data", fingerprint=f"f{below}") for below in (item - 1, item - 2)]
+        (folder / "manifest.json").write_text(manifest("r", f"f{item}", inputs={"a": two}).model_dump_json())
     record(catalog, "2026-1", f"f{number - 1}")
     began = time.process_time()
     garbage = find_garbage(catalog, keep_runs=1)

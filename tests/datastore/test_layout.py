@@ -21,7 +21,7 @@ from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 def groups(folder: Path) -> list[int]:
     """Rows of each row group."""
     footers = [pq.read_metadata(file) for file in sorted((folder / FOLDER).glob("*.parquet"))]
-    return [one.row_group(number).num_rows for one in footers for number in range(one.num_row_groups)]
+    return [footer.row_group(number).num_rows for footer in footers for number in range(footer.num_row_groups)]
 
 
 def test_footers_grow_with_bytes_and_not_with_rows(tmp_path: Path, make: Make) -> None:
@@ -47,7 +47,7 @@ def test_footers_in_memory_are_bounded(tmp_path: Path, make: Make, monkeypatch: 
         assert [row.trajectory_id for row in buffer.get_many(asked)] == asked
         assert buffer.get(asked[0]).trajectory_id == asked[0]
     kept = buffer._lookup._footers.values()
-    assert 0 < sum(one.serialized_size for one in kept) <= limit
+    assert 0 < sum(item.serialized_size for item in kept) <= limit
 
 
 def test_footers_that_fit_stay_when_all_files_are_read_in_turn(
@@ -79,10 +79,10 @@ def test_footers_that_fit_stay_when_all_files_are_read_in_turn(
 
 def test_small_files_become_one_whatever_their_number_of_rows(tmp_path: Path, make: Make) -> None:
     buffer = TrajectoryBuffer(tmp_path)
-    one = to_table([make(0)], TRAJECTORY_SCHEMA).take(pa.array(np.zeros(6_000, dtype=np.int64)))
+    item = to_table([make(0)], TRAJECTORY_SCHEMA).take(pa.array(np.zeros(6_000, dtype=np.int64)))
     for shard in range(2):
         ids = pa.array([f"row-{shard}-{number:04d}" for number in range(6_000)])
-        made = one.set_column(0, TRAJECTORY_SCHEMA.field(0), ids)
+        made = item.set_column(0, TRAJECTORY_SCHEMA.field(0), ids)
         buffer.append(made, stage="s", fingerprint=FP, shard=shard)
     assert compact(buffer)["files_after"] == 1
     assert compact(buffer)["files_before"] == 1

@@ -24,14 +24,14 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PUT_S", 0.02)
 
 
-def steps(place: Any, run: str, stage: str = "sft", cursor: int = 0, most: int = live.MOST) -> tuple[list[int], int]:
-    found = lines_after(place, run, stage, cursor, most)
-    assert found is not None
-    return [json.loads(line)["step"] for line in found.lines], found.cursor
+def steps(position: Any, run: str, stage: str = "sft", cursor: int = 0, most: int = live.MOST) -> tuple[list[int], int]:
+    result = lines_after(position, run, stage, cursor, most)
+    assert result is not None
+    return [json.loads(line)["step"] for line in result.lines], result.cursor
 
 
-def there(place: Any, run: str) -> list[int]:
-    return steps(place, run)[0] if lines_after(place, run, "sft") else []
+def there(position: Any, run: str) -> list[int]:
+    return steps(position, run)[0] if lines_after(position, run, "sft") else []
 
 
 def until(condition: Any) -> None:
@@ -42,12 +42,12 @@ def until(condition: Any) -> None:
 
 
 def test_lines_are_read_after_a_cursor_while_they_are_written(store: str, tmp_path: Path) -> None:
-    place = Catalog(store).storage
-    assert lines_after(place, "r1", "sft") is None
-    with LiveLog(place, "r1", "sft", tmp_path / "live.jsonl") as log:
+    storage = Catalog(store).storage
+    assert lines_after(storage, "r1", "sft") is None
+    with LiveLog(storage, "r1", "sft", tmp_path / "live.jsonl") as log:
         log.write({"step": 0.0, "loss": 2.5, "norm": float("inf")})
-        until(lambda: there(place, "r1"))
-        first = lines_after(place, "r1", "sft")
+        until(lambda: there(storage, "r1"))
+        first = lines_after(storage, "r1", "sft")
         assert first is not None
         assert json.loads(first.lines[0]) == {
             "step": 0,
@@ -56,68 +56,68 @@ def test_lines_are_read_after_a_cursor_while_they_are_written(store: str, tmp_pa
             "time": pytest.approx(time.time(), abs=60),
         }
         log.write({"step": 1.0, "loss": 2.0})
-        until(lambda: steps(place, "r1", cursor=first.cursor)[0] == [1])
-        assert live_stages(place, "r1") == ["sft"]
-    found, cursor = steps(place, "r1")
-    assert found == [0, 1]
-    assert (length(place, "r1", "sft"), length(place, "r1", "other")) == (cursor, 0)
-    assert steps(place, "r1", cursor=cursor) == ([], cursor)
+        until(lambda: steps(storage, "r1", cursor=first.cursor)[0] == [1])
+        assert live_stages(storage, "r1") == ["sft"]
+    result, cursor = steps(storage, "r1")
+    assert result == [0, 1]
+    assert (length(storage, "r1", "sft"), length(storage, "r1", "other")) == (cursor, 0)
+    assert steps(storage, "r1", cursor=cursor) == ([], cursor)
 
 
 def test_a_log_of_many_parts_is_read_from_any_cursor(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "PART", 300)
-    place = Catalog(store).storage
-    with LiveLog(place, "r1", "sft", tmp_path / "live.jsonl") as log:
+    storage = Catalog(store).storage
+    with LiveLog(storage, "r1", "sft", tmp_path / "live.jsonl") as log:
         for number in range(20):
             log.write({"step": number, "loss": 1.0})
-            if not isinstance(place, LocalStorage) and number % 5 == 0:
-                until(lambda number=number: there(place, "r1")[-1:] == [number])
-    if not isinstance(place, LocalStorage):
-        assert len(list(place.keys("runs/r1/live"))) > 1, "a full part is not put again"
+            if not isinstance(storage, LocalStorage) and number % 5 == 0:
+                until(lambda number=number: there(storage, "r1")[-1:] == [number])
+    if not isinstance(storage, LocalStorage):
+        assert len(list(storage.keys("runs/r1/live"))) > 1, "a full part is not put again"
     seen, cursor = [], 0
-    while (more := steps(place, "r1", cursor=cursor, most=200))[0]:
+    while (more := steps(storage, "r1", cursor=cursor, most=200))[0]:
         seen, cursor = seen + more[0], more[1]
     assert seen == list(range(20))
-    whole = lines_after(place, "r1", "sft")
+    whole = lines_after(storage, "r1", "sft")
     assert whole is not None
     ends = [0]
     for line in whole.lines:
         ends.append(ends[-1] + len(line) + 1)
     for number, cursor in enumerate(ends):
-        assert steps(place, "r1", cursor=cursor)[0] == list(range(number, 20))
+        assert steps(storage, "r1", cursor=cursor)[0] == list(range(number, 20))
 
 
 def test_a_run_that_goes_on_has_each_step_once_and_the_killed_one_keeps_its_log(store: str, tmp_path: Path) -> None:
     """The killed run left half a line, and its checkpoint is two steps older than its log."""
-    place, kept = Catalog(store).storage, tmp_path / "live.jsonl"
-    with LiveLog(place, "r1", "sft", kept) as log:
+    storage, kept = Catalog(store).storage, tmp_path / "live.jsonl"
+    with LiveLog(storage, "r1", "sft", kept) as log:
         for number in range(5):
             log.write({"step": number, "loss": 1.0})
     with kept.open("ab") as file:
         file.write(b'{"step": 5, "lo')
-    assert steps(place, "r1")[0] == [0, 1, 2, 3, 4], "half a line is no line"
-    with LiveLog(place, "r2", "sft", kept) as log:
+    assert steps(storage, "r1")[0] == [0, 1, 2, 3, 4], "half a line is no line"
+    with LiveLog(storage, "r2", "sft", kept) as log:
         for number in range(3, 8):
             log.write({"step": number, "loss": 2.0})
-    assert steps(place, "r2")[0] == list(range(8))
-    assert steps(place, "r1")[0] == list(range(5))
-    with LiveLog(place, "r2", "sft", kept) as log:  # the same run tries its stage again
+    assert steps(storage, "r2")[0] == list(range(8))
+    assert steps(storage, "r1")[0] == list(range(5))
+    with LiveLog(storage, "r2", "sft", kept) as log:  # the same run tries its stage again
         log.write({"step": 7, "loss": 3.0})
         log.write({"step": 8, "loss": 3.0})
-    assert steps(place, "r2")[0] == list(range(9))
+    assert steps(storage, "r2")[0] == list(range(9))
 
 
 def test_a_log_that_began_again_is_read_from_its_beginning(store: str, tmp_path: Path) -> None:
-    place = Catalog(store).storage
+    storage = Catalog(store).storage
     ends = []
     for number in (9, 2):
-        with LiveLog(place, "r1", "sft", tmp_path / str(number)) as log:
+        with LiveLog(storage, "r1", "sft", tmp_path / str(number)) as log:
             for step in range(number):
                 log.write({"step": step})
-        ends.append(steps(place, "r1")[1])
-    assert steps(place, "r1", cursor=ends[0])[0] == [0, 1]
+        ends.append(steps(storage, "r1")[1])
+    assert steps(storage, "r1", cursor=ends[0])[0] == [0, 1]
 
 
 WRITER = """
@@ -135,29 +135,29 @@ with LiveLog(storage_of(sys.argv[1]), "r1", "sft", Path(sys.argv[2])) as log:
 def test_kill_9_loses_no_line_and_doubles_none(tmp_path: Path) -> None:
     """The run that goes on begins at a checkpoint half way back."""
     store, kept = tmp_path / "store", tmp_path / "live.jsonl"
-    place = Catalog(str(store)).storage
+    storage = Catalog(str(store)).storage
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(store), str(kept)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    until(lambda: len(there(place, "r1")) > 100)
+    until(lambda: len(there(storage, "r1")) > 100)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     killed = (store / "runs/r1/live/sft.jsonl").read_bytes().count(b"\n")
-    with LiveLog(place, "r2", "sft", kept) as log:
+    with LiveLog(storage, "r2", "sft", kept) as log:
         for step in range(killed // 2, killed + 9):
             log.write({"step": step, "loss": 1.0})
     seen, cursor = [], 0
-    while (more := steps(place, "r2", cursor=cursor))[0]:
+    while (more := steps(storage, "r2", cursor=cursor))[0]:
         seen, cursor = seen + more[0], more[1]
     assert seen == list(range(killed + 9))
 
 
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
-    place = Catalog(str(tmp_path)).storage
+    storage = Catalog(str(tmp_path)).storage
     for run, stage in (("..", "sft"), ("r/../..", "sft"), ("r", "../../secret"), ("", "sft")):
         with pytest.raises(StoreError, match="cannot name a folder"):
-            lines_after(place, run, stage)
+            lines_after(storage, run, stage)
 
 
 def test_a_log_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) -> None:

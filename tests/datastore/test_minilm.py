@@ -125,10 +125,10 @@ def test_vectors_are_those_of_sentence_transformers(capfd: pytest.CaptureFixture
     assert spec.origin is not None
     texts = [*PROMPTS, "", "naïve Café 東京", "word " * 400, "a [SEP] b [PAD] [PAD] c", "x" * 3000]
     other = embedding.SentenceEmbedder(str(Path(spec.origin).parent / "model"))
-    one = minilm.MiniLM()
-    assert np.abs(one.encode(texts) - other.encode(texts)).max() < 1e-5
-    assert one.cut(texts) == other.cut(texts) == 1
-    assert one.encode([]).shape == (0, 384)
+    item = minilm.MiniLM()
+    assert np.abs(item.encode(texts) - other.encode(texts)).max() < 1e-5
+    assert item.cut(texts) == other.cut(texts) == 1
+    assert item.encode([]).shape == (0, 384)
     assert "Loading weights" not in capfd.readouterr().err
 
 

@@ -37,7 +37,7 @@ def test_everything_works_in_a_folder_of_any_name(name: str, tmp_path: Path) -> 
     folder.mkdir()
     buffer, catalog = TrajectoryBuffer(folder / "store"), Catalog(folder / "store")
     for shard in range(3):
-        buffer.append([build(2 * shard + one) for one in range(2)], stage="s", fingerprint="f", shard=shard)
+        buffer.append([build(2 * shard + number) for number in range(2)], stage="s", fingerprint="f", shard=shard)
     ids = buffer.ids("f")
     assert len(ids) == 6
     assert buffer.scan().select(pl.len()).collect().item() == 6
@@ -65,7 +65,9 @@ def test_everything_works_in_a_folder_of_any_name(name: str, tmp_path: Path) -> 
 def test_search_and_exports_work_in_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     buffer = TrajectoryBuffer(tmp_path / name / "store")
-    buffer.append([build(one, prompt=f"the fox jumps {one} times") for one in range(4)], stage="s", fingerprint="f")
+    buffer.append(
+        [build(number, prompt=f"the fox jumps {number} times") for number in range(4)], stage="s", fingerprint="f"
+    )
     assert buffer.search("fox", 2).height == 2
     assert buffer.search("jumps", 2, where="n_tokens > 0").height == 2
     for kind in ("openai-chat", "huggingface", "atif"):

@@ -66,7 +66,7 @@ def test_of_two_rows_with_one_id_the_first_stays_and_the_other_is_set_aside(tmp_
     other = TrajectoryBuffer(tmp_path / "other")
     other.append([build(3), build(4, prompt="something else"), build(700)], stage="rollout", fingerprint=FP)
     add_copy(buffer, other)
-    assert [(one.kind, one.what[:5]) for one in check(buffer)] == [("doubled", "2 ids")]
+    assert [(problem.kind, problem.what[:5]) for problem in check(buffer)] == [("doubled", "2 ids")]
     done = repair(buffer)
     assert (done.once, done.set_aside) == (1, 1)
     assert buffer.quarantined()["prompt"].to_list() == ["something else"]
@@ -88,7 +88,7 @@ def test_rows_are_restored_from_the_files_that_were_merged(tmp_path: Path, times
     for path in set((tmp_path / "trajectories").glob("*.parquet")) - old:
         if times == 1 or path.name in str(TrajectoryBuffer(tmp_path).table().file_uris()):
             path.unlink()
-    assert [one.kind for one in check(buffer)] == ["missing"]
+    assert [problem.kind for problem in check(buffer)] == ["missing"]
     done = repair(TrajectoryBuffer(tmp_path))
     assert (done.restored, done.lost, done.dropped) == (len(ids) + times - 1, 0, [])
     fresh = TrajectoryBuffer(tmp_path)
@@ -113,9 +113,9 @@ def test_drop_restores_first_and_counts_what_is_lost(tmp_path: Path) -> None:
     assert (fault.kind, fault.what.startswith("20 rows")) == ("lost", True)
     shown = CliRunner().invoke(app, ["buffer", "check", "--store", str(tmp_path)])
     assert (shown.exit_code, "sound" in shown.output) == (1, False)
-    assert [one.rows for one in accept_losses(fresh)] == [20]
+    assert [loss.rows for loss in accept_losses(fresh)] == [20]
     assert check(fresh) == []
-    assert [one.accepted for one in losses(fresh)] == [True]
+    assert [loss.accepted for loss in losses(fresh)] == [True]
     shown = CliRunner().invoke(app, ["buffer", "check", "--store", str(tmp_path)])
     assert (shown.exit_code, "sound" in shown.output) == (0, False)
     assert "20 rows" in shown.output

@@ -102,10 +102,10 @@ def test_prompts_are_written_and_read_some_at_a_time(buffer: TrajectoryBuffer, m
     parted = SearchIndex(TrajectoryBuffer(buffer.store))
     rebuilt = parted.refresh(rebuild=True)
     assert (len(state.parts), len(rebuilt.parts)) == (1, 2)
-    found = list(parted.batches(rebuilt))
-    assert [len(some) for some, _ in found] == [2, 1, 1]
-    assert [text for some, _ in found for text in some] == texts
-    assert np.allclose(np.concatenate([some for _, some in found]), vectors, atol=1e-6)
+    result = list(parted.batches(rebuilt))
+    assert [len(some) for some, _ in result] == [2, 1, 1]
+    assert [text for some, _ in result for text in some] == texts
+    assert np.allclose(np.concatenate([some for _, some in result]), vectors, atol=1e-6)
     assert parted.search(TOPICS["bug"], 2).equals(whole.search(TOPICS["bug"], 2))
     with pytest.raises(StoreError, match="made anew meanwhile; ask again"):
         list(whole.batches(state))
@@ -145,12 +145,12 @@ def test_experience_never_leaks(tmp_path: Path) -> None:
         row(9, "bug", split="dev"),
     ]
     buffer.append(rows, stage="s", fingerprint="f")
-    found = buffer.experience(TOPICS["refund"], k=5, task_id="refund")
-    assert [int(one.trajectory_id[-1]) for one in found] in ([3, 7], [5, 7])
-    assert "Call: find" in found[0].text
-    assert sum(one.tokens for one in buffer.experience(TOPICS["refund"], k=5, max_tokens=40)) <= 40
+    result = buffer.experience(TOPICS["refund"], k=5, task_id="refund")
+    assert [int(row.trajectory_id[-1]) for row in result] in ([3, 7], [5, 7])
+    assert "Call: find" in result[0].text
+    assert sum(item.tokens for item in buffer.experience(TOPICS["refund"], k=5, max_tokens=40)) <= 40
     assert buffer.experience(TOPICS["refund"], max_tokens=1) == []
-    assert all(one.trajectory_id[-1] != "7" for one in buffer.experience(TOPICS["flight"], k=5))  # not itself
+    assert all(row.trajectory_id[-1] != "7" for row in buffer.experience(TOPICS["flight"], k=5))  # not itself
     with pytest.raises(ValueError, match="held out"):
         buffer.experience("x", splits=["heldout"])
 
@@ -161,10 +161,10 @@ def test_exact_search_agrees_with_sorting(n: int, d: int, k: int, seed: int, sha
     vectors, query = random.normal(size=(n, d)).astype(np.float32), random.normal(size=d).astype(np.float32)
     allowed = np.flatnonzero(random.random(n) < share)
     expected = sorted(allowed, key=lambda i: (-(vectors[i] @ query), i))[:k]
-    found, scores = nearest(vectors, query, k, allowed)
+    result, scores = nearest(vectors, query, k, allowed)
     assert np.allclose(scores, [vectors[i] @ query for i in expected], atol=1e-5)
-    assert len(found) == len(expected)
-    assert set(found) <= set(allowed)
+    assert len(result) == len(expected)
+    assert set(result) <= set(allowed)
 
 
 def test_mmr_takes_each_once() -> None:

@@ -118,7 +118,7 @@ def test_columns_come_back(texts: list[str | None], flags: list[bool | None], nu
             column = pl.Series(name, values, dtype=kind)
             path = Path(folder, name)
             path.write_bytes(scalar_copies._bytes(column))
-            found = scalar_copies._column(path)
-            assert found is not None
-            assert found.dtype == column.dtype
-            assert found.equals(column, null_equal=True, check_names=False)
+            result = scalar_copies._column(path)
+            assert result is not None
+            assert result.dtype == column.dtype
+            assert result.equals(column, null_equal=True, check_names=False)

@@ -86,7 +86,7 @@ def test_rules_and_filters_read_no_files(buffer: TrajectoryBuffer, secret: Path)
         with pytest.raises(ValidationError, match="reads files"):
             Rules.model_validate({"rules": [{"rule": rule, "where": where}]})
         rules = Rules.model_validate({"rules": [{"rule": rule, "where": "true"}]}).rules
-        unchecked = [one.model_copy(update={"where": where}) for one in rules]
+        unchecked = [rule.model_copy(update={"where": where}) for rule in rules]
         with pytest.raises(StoreError, match="reads files"):
             curate(buffer, unchecked)
     with pytest.raises(StoreError, match="reads files"):

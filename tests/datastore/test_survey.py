@@ -68,11 +68,11 @@ def test_no_change_is_missed(tmp_path: Path) -> None:
     catalog.publish(manifest("a-run", "f1"), fill(catalog, "a-run", 1, "f1"), instead_of=before)
     catalog.remove(catalog.manifest("expert", "f2"))  # type: ignore[arg-type]
     started(str(tmp_path), "killed").wait()  # an attempt at f1
-    found = survey(catalog)
-    assert {name for _, name in found.artifacts} == {"f1", "f3"}
-    assert (found.artifacts["expert", "f1"].run_id, found.artifacts["expert", "f1"].inputs) == ("a-run", ())
-    assert found.artifacts["expert", "f3"].inputs == (("expert", "up"),)
-    assert found.unsettled == [("expert", "f1")]
+    result = survey(catalog)
+    assert {name for _, name in result.artifacts} == {"f1", "f3"}
+    assert (result.artifacts["expert", "f1"].run_id, result.artifacts["expert", "f1"].inputs) == ("a-run", ())
+    assert result.artifacts["expert", "f3"].inputs == (("expert", "up"),)
+    assert result.unsettled == [("expert", "f1")]
     assert len(find_garbage(catalog, keep_runs=1).attempts) == 1
 
 

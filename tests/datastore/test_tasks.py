@@ -23,7 +23,7 @@ def test_a_set_is_stored_once_and_its_tasks_are_found(tmp_path: Path) -> None:
     for rows in (tasks("a", "b"), tasks("a", "b"), tasks("b", "c"), []):
         buffer.keep_tasks(table(rows))
     assert len(list((tmp_path / "store" / "tasks").iterdir())) == 2
-    found = from_table(Task, TrajectoryBuffer(tmp_path / "store").tasks(["b", "c", "none"]))
-    assert sorted(found, key=lambda task: task.task_id) == tasks("b", "c"), "b is in two sets and comes once"
+    result = from_table(Task, TrajectoryBuffer(tmp_path / "store").tasks(["b", "c", "none"]))
+    assert sorted(result, key=lambda task: task.task_id) == tasks("b", "c"), "b is in two sets and comes once"
     buffer.keep_tasks(table(tasks("a", truth='"other"')))
     assert {task.ground_truth for task in from_table(Task, buffer.tasks(["a"]))} == {'"a"', '"other"'}

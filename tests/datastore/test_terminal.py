@@ -39,7 +39,11 @@ def steers(text: str) -> list[str]:
     """Characters that a terminal or a reader's eye follows."""
     kinds = ("Cc", "Cs", "Zl", "Zp")
     marks = "\u202e\u2066\u200f\ufeff\U000e0041"
-    return [one for one in text if one not in "\n\t" and (unicodedata.category(one) in kinds or one in marks)]
+    return [
+        character
+        for character in text
+        if character not in "\n\t" and (unicodedata.category(character) in kinds or character in marks)
+    ]
 
 
 @given(anything)
@@ -60,8 +64,8 @@ def test_nothing_that_is_printed_steers_the_terminal(text: str) -> None:
     table = RichTable(title=text)
     table.add_column(text)
     table.add_row(text)
-    for one in (text, Text(text, style="bold"), table):
-        screen.print(one)
+    for item in (text, Text(text, style="bold"), table):
+        screen.print(item)
     _render.print_rows(screen, [{"trajectory_id": text, "prompt": text, "n": 1}])
     row = build(1).model_copy(update=dict.fromkeys(("trajectory_id", "task_id", "env", "policy", "stage"), text))
     row.messages[0].content = row.messages[-1].content = text
@@ -147,8 +151,8 @@ def test_the_report_shows_rows_as_text(tmp_path: Path) -> None:
     context = Context("report", "f" * 32, "r", 0, buffer, tmp_path / "out", tmp_path)
     result = {"tasks": 1, "split": "dev", "low": 0.0, "high": 1.0, "success": 1.0, "tokens": 1.0, "tool_errors": 0.0}
     rows = [
-        {**result, "policy": "p|<b>", "decoding": one, "level": level, "format_errors": 0.0}
-        for one in ("sampled", "greedy")
+        {**result, "policy": "p|<b>", "decoding": name, "level": level, "format_errors": 0.0}
+        for name in ("sampled", "greedy")
         for level in (-1, 1)
     ]
     evaluations = Table(context._write("e", pa.Table.from_pylist(rows)), "e", "t", "f")

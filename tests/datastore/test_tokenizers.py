@@ -46,7 +46,7 @@ def sentencepiece() -> Tokenizer:
 
 def unigram() -> Tokenizer:
     """As T5 and XLM-R have it."""
-    scored = [("<unk>", 0.0), ("▁", -1.0), *((one, -2.0) for one in "abcdefghijklmnopqrstuvwxyz é東京,.")]
+    scored = [("<unk>", 0.0), ("▁", -1.0), *((item, -2.0) for item in "abcdefghijklmnopqrstuvwxyz é東京,.")]
     made = Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=False))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
@@ -62,9 +62,9 @@ TABLES = {name: TokenBytes.of(made.to_str()) for name, made in MADE.items()}
 def test_any_text_comes_back(name: str, text: str) -> None:
     made, table = MADE[name], TABLES[name]
     ids = made.encode(text).ids
-    found, offsets = table.text(ids)
-    assert found.decode() == made.decode(ids, skip_special_tokens=False)
-    assert (len(offsets), offsets[0], offsets[-1]) == (len(ids) + 1, 0, len(found))
+    result, offsets = table.text(ids)
+    assert result.decode() == made.decode(ids, skip_special_tokens=False)
+    assert (len(offsets), offsets[0], offsets[-1]) == (len(ids) + 1, 0, len(result))
     assert table.unknown(ids) == 0
 
 
@@ -84,9 +84,9 @@ def test_a_unigram_with_marks_for_spaces() -> None:
 
 def test_a_character_that_tokens_share_stays_in_bytes() -> None:
     made, table = MADE["byte_level"], TABLES["byte_level"]
-    letters = [made.token_to_id(one) for one in made.pre_tokenizer.pre_tokenize_str("🦉")[0][0]]
-    found, offsets = table.text([*letters, made.token_to_id("<|im_end|>")])
-    assert found == "🦉<|im_end|>".encode()
+    letters = [made.token_to_id(item) for item in made.pre_tokenizer.pre_tokenize_str("🦉")[0][0]]
+    result, offsets = table.text([*letters, made.token_to_id("<|im_end|>")])
+    assert result == "🦉<|im_end|>".encode()
     assert offsets.tolist() == [0, 1, 2, 3, 4, 14]
 
 
@@ -103,20 +103,20 @@ def test_ids_that_there_are_not_are_shown_and_counted() -> None:
 def test_a_million_tokens_take_no_loop_over_tokens() -> None:
     table = TABLES["byte_level"]
     ids = np.random.default_rng(0).integers(0, len(table), 1_000_000)
-    found, offsets = table.text(ids)
+    result, offsets = table.text(ids)
     assert len(offsets) == len(ids) + 1
-    assert found[offsets[-2] :] == table.text(ids[-1:])[0]
+    assert result[offsets[-2] :] == table.text(ids[-1:])[0]
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (
-            lambda one: one | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}},
+            lambda value: value | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}},
             "WordPiece is not supported",
         ),
-        (lambda one: one | {"decoder": None}, "decoder None is not supported"),
-        (lambda one: one | {"model": {"type": "Odd"}}, "'Odd' has no vocabulary"),
+        (lambda value: value | {"decoder": None}, "decoder None is not supported"),
+        (lambda value: value | {"model": {"type": "Odd"}}, "'Odd' has no vocabulary"),
     ],
 )
 def test_what_is_not_known_is_named(change: Callable[[dict[str, object]], dict[str, object]], says: str) -> None:
@@ -125,17 +125,17 @@ def test_what_is_not_known_is_named(change: Callable[[dict[str, object]], dict[s
 
 
 def test_a_tokenizer_is_written_once(store: str) -> None:
-    place, asked = Catalog(store).storage, 0
+    storage, asked = Catalog(store).storage, 0
 
     def text() -> str:
         nonlocal asked
         asked += 1
         return MADE["byte_level"].to_str()
 
-    assert kept(place, "0123456789abcdef") is None
+    assert kept(storage, "0123456789abcdef") is None
     for _ in range(2):
-        keep(place, "0123456789abcdef", text)
+        keep(storage, "0123456789abcdef", text)
     assert asked == 1
-    assert kept(place, "0123456789abcdef") == MADE["byte_level"].to_str().encode()
+    assert kept(storage, "0123456789abcdef") == MADE["byte_level"].to_str().encode()
     with pytest.raises(StoreError, match="cannot name a folder"):
-        kept(place, "../runs/secret")
+        kept(storage, "../runs/secret")

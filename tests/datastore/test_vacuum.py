@@ -77,7 +77,7 @@ def test_files_of_an_append_under_way_stay_however_old(store: str) -> None:
     buffer = fill(store, 2)
     slow = Slow(store)
     assert len(stored(store)) > 2
-    assert [one.kind for one in check(buffer)] == []  # they are no orphans
+    assert [problem.kind for problem in check(buffer)] == []  # they are no orphans
     assert vacuum(buffer, retention_hours=0, dry_run=False) == []
     assert slow.finish() == 4 * 1024 + 1
     assert buffer.scan().select(pl.len()).collect().item() == 10 + 4 * 1024 + 1
@@ -171,11 +171,11 @@ def test_a_reader_goes_on_when_a_vacuum_takes_its_files(tmp_path: Path, monkeypa
     files = reader._lookup.files
 
     def late(table: DeltaTable) -> Any:
-        found = files(table)
-        if len(found) > 1:  # after the look at the table, before the look at its files
+        result = files(table)
+        if len(result) > 1:  # after the look at the table, before the look at its files
             compact(buffer)
             vacuum(buffer, retention_hours=0, dry_run=False)
-        return found
+        return result
 
     monkeypatch.setattr(reader._lookup, "files", late)
     assert reader.get(build(7).trajectory_id).prompt == build(7).prompt

@@ -29,21 +29,21 @@ NOISE = (
 
 def commands(text: str) -> list[tuple[str, list[str]]]:
     """(command, lines that it prints) of a console block. Lines before the first command belong to an empty one."""
-    found: list[tuple[str, list[str]]] = []
+    matches: list[tuple[str, list[str]]] = []
     lines = text.rstrip("\n").split("\n")
     while lines:
         line = lines.pop(0)
         if not line.startswith("$ "):
-            if not found and line.strip():
-                found.append(("", []))
-            if found and (line.strip() or found[-1][1]):
-                found[-1][1].append(line)
+            if not matches and line.strip():
+                matches.append(("", []))
+            if matches and (line.strip() or matches[-1][1]):
+                matches[-1][1].append(line)
             continue
         command = line[2:]
         while lines and not _whole(command):
             command += "\n" + lines.pop(0)
-        found.append((command, []))
-    return found
+        matches.append((command, []))
+    return matches
 
 
 def _whole(command: str) -> bool:

@@ -99,5 +99,5 @@ def all_blocks() -> list[Block]:
 
 
 def page_notes(path: Path) -> tuple[str, ...]:
-    found = PAGE.search(path.read_text())
-    return tuple(" ".join(found[1].split()).split("; ")) if found else ()
+    text = PAGE.search(path.read_text())
+    return tuple(" ".join(text[1].split()).split("; ")) if text else ()

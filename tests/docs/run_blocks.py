@@ -15,11 +15,11 @@ def run(code: str, names: dict[str, object]) -> str:
         except BaseException:
             return traceback.format_exc(limit=-3)
         return ""
-    said: list[str] = []
+    texts: list[str] = []
     test = doctest.DocTestParser().get_doctest(code, names, "block", None, 0)
-    doctest.DocTestRunner().run(test, out=said.append, clear_globs=False)
+    doctest.DocTestRunner().run(test, out=texts.append, clear_globs=False)
     names.update(test.globs)
-    return "".join(said)
+    return "".join(texts)
 
 
 if __name__ == "__main__":

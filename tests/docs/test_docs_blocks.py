@@ -76,24 +76,24 @@ class Page:
             printed = self.shell.run(with_ids(command, self.folder), [])
             return self._wrong(difference(block.text.split("\n"), printed, figures), block, command)
         if block.language == "console":
-            found: list[str] = []
+            matches: list[str] = []
             for command, shown in commands(block.text):
                 assert command, f"{block.place} does not begin with a command"
                 printed = self.shell.run(with_ids(command, self.folder), shown)
                 if not shown:  # what it prints is left out
-                    said = "" if self.shell.status == 0 else "\n".join(printed[-20:])
+                    text = "" if self.shell.status == 0 else "\n".join(printed[-20:])
                 else:
-                    said = difference(shown, printed, figures) if words else other_length(shown, printed)
-                found += self._wrong(said, block, command)
-            return found
+                    text = difference(shown, printed, figures) if words else other_length(shown, printed)
+                matches += self._wrong(text, block, command)
+            return matches
         if block.file:
             return self._file(block)
         return self._wrong(
             self.execute(with_ids("\n".join([*block.all("given "), block.text]), self.folder)), block, ""
         )
 
-    def _wrong(self, said: str, block: Block, command: str) -> list[str]:
-        return [f"{block.place} {command}\n{said}"] if said else []
+    def _wrong(self, text: str, block: Block, command: str) -> list[str]:
+        return [f"{block.place} {command}\n{text}"] if text else []
 
     def _file(self, block: Block) -> list[str]:
         path = self.folder / block.file
@@ -159,12 +159,12 @@ def test_blocks_run_and_print_what_is_shown(path: Path, page: Page, quickstart: 
 
 
 def test_blocks_that_are_left_out_are_few_and_say_why() -> None:
-    found = all_blocks()
-    left_out = [block for block in found if block.reason]
-    print(Counter(block.page for block in found))
+    result = all_blocks()
+    left_out = [block for block in result if block.reason]
+    print(Counter(block.page for block in result))
     print("\n".join(f"{block.place}: {block.reason}" for block in left_out))
     assert len(left_out) <= LEFT_OUT
-    for block in found:
+    for block in result:
         assert all(note.startswith(NOTES) for note in block.notes), block.place
         assert not block.notes or block.language in CODE or block.says("output of ") or block.reason, block.place
 

@@ -30,7 +30,7 @@ def test_what_differs_between_runs_is_no_difference(shown: str, printed: str, fi
 
 
 @pytest.mark.parametrize(
-    ("shown", "printed", "said"),
+    ("shown", "printed", "message"),
     [
         ("x 0.836", "x 0.9", "shown   x 0.836\nprinted x 0.9"),
         ("a\nb", "a", "shown   b\nprinted (nothing more)"),
@@ -39,8 +39,8 @@ def test_what_differs_between_runs_is_no_difference(shown: str, printed: str, fi
         ("4 stages ran", "5 stages ran", "shown   4 stages ran\nprinted 5 stages ran"),
     ],
 )
-def test_what_is_not_shown_or_not_printed_is_a_difference(shown: str, printed: str, said: str) -> None:
-    assert difference(shown.split("\n"), printed.split("\n")) == said
+def test_what_is_not_shown_or_not_printed_is_a_difference(shown: str, printed: str, message: str) -> None:
+    assert difference(shown.split("\n"), printed.split("\n")) == message
 
 
 def test_a_shell_keeps_its_variables_and_its_jobs(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_blocks_know_their_files_and_their_notes(tmp_path: Path, monkeypatch: py
         "`a/b.py`:\n\n```python\nx = 1\n```\n\n<!-- block: not run, needs a GPU -->\n```console\n$ c\n```\n\n"
         "Save this as `d.yaml`. It is short.\n\n```yaml\nname: d\n```\n\n```\n$ e\n```\n\n```\ntext\n```\n"
     )
-    found = list(blocks(page))
-    assert [block.file for block in found] == ["a/b.py", "", "d.yaml", "", ""]
-    assert [block.reason for block in found] == ["", "needs a GPU", "", "", ""]
-    assert [block.language for block in found] == ["python", "console", "yaml", "console", "text"]
+    result = list(blocks(page))
+    assert [block.file for block in result] == ["a/b.py", "", "d.yaml", "", ""]
+    assert [block.reason for block in result] == ["", "needs a GPU", "", "", ""]
+    assert [block.language for block in result] == ["python", "console", "yaml", "console", "text"]

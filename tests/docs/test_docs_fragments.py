@@ -40,37 +40,37 @@ def read(text: str) -> list[Any]:
         return [yaml.load(line) for line in text.splitlines()]
 
 
-def has_keys_of(model: type[BaseModel], value: Mapping[str, Any], place: str) -> None:
+def has_keys_of(model: type[BaseModel], value: Mapping[str, Any], path: str) -> None:
     """The keys are those of the model, and their values what it takes; others may be missing."""
     try:
         model.model_validate(value)
     except ValidationError as error:
         wrong = [item for item in error.errors() if item["type"] != "missing"]
-        assert not wrong, f"{place}: {wrong}"
+        assert not wrong, f"{path}: {wrong}"
 
 
-def check_stage(name: str, value: Mapping[str, Any], place: str) -> None:
+def check_stage(name: str, value: Mapping[str, Any], path: str) -> None:
     if "repeat" in value or "stages" in value:
         for below, entry in value["stages"].items():
-            check_stage(below, entry, place)
+            check_stage(below, entry, path)
         return
     spec = StageSpec.model_validate(value) if "uses" in value else None
     if spec is None:  # of a profile or an overlay
-        assert set(value) <= {"execution", "with", "inputs", "matrix", "seed"}, place
+        assert set(value) <= {"execution", "with", "inputs", "matrix", "seed"}, path
         Execution.model_validate(value.get("execution", {}))
         return
     stage = resolve(spec.uses) if ":" not in spec.uses else None
     if stage:
-        assert set(spec.inputs) <= set(stage.inputs), f"{place}: {name} has inputs {list(spec.inputs)}"
+        assert set(spec.inputs) <= set(stage.inputs), f"{path}: {name} has inputs {list(spec.inputs)}"
         settings = {key: item for key, item in spec.with_.items() if item != "..."}
-        has_keys_of(stage.config, settings, f"{place}: {name}")
+        has_keys_of(stage.config, settings, f"{path}: {name}")
 
 
 def check(value: Mapping[str, Any], block: Block) -> None:
     """Each key of a fragment, by what it is called."""
-    place = block.place
+    position = block.place
     if stage := block.says("part of "):
-        has_keys_of(builtin_stages()[stage].config, value.get("with", value), place)
+        has_keys_of(builtin_stages()[stage].config, value.get("with", value), position)
         return
     for key, item in value.items():
         if key == "env":
@@ -86,10 +86,10 @@ def check(value: Mapping[str, Any], block: Block) -> None:
                 Profile.model_validate(profile)
         elif key == "stages":
             for name, entry in item.items():
-                check_stage(name, entry, place)
+                check_stage(name, entry, position)
         elif key not in ("name", "seed", "extends"):
-            assert isinstance(item, Mapping), f"{place}: nobody knows what {key} is; say `part of STAGE`"
-            check_stage(key, item, place)
+            assert isinstance(item, Mapping), f"{position}: nobody knows what {key} is; say `part of STAGE`"
+            check_stage(key, item, position)
 
 
 @pytest.fixture(autouse=True)

@@ -87,10 +87,10 @@ def test_problems_of_a_file_name_anchors_that_exist(pages: dict[str, str], tmp_p
     )
     with pytest.raises(SpecError) as raised:
         load(str(tmp_path / "p.yaml"))
-    found = {problem.reference for problem in raised.value.problems if problem.reference}
+    result = {problem.reference for problem in raised.value.problems if problem.reference}
     page = "reference/stages/train.online"
-    assert found == {page, f"{page}#iterations", f"{page}#optimizer", f"{page}#optimizer.lr", f"{page}#algorithm"}
-    for name in found:
+    assert result == {page, f"{page}#iterations", f"{page}#optimizer", f"{page}#optimizer.lr", f"{page}#algorithm"}
+    for name in result:
         path, _, anchor = name.partition("#")
         assert not anchor or f'<a id="{anchor}">' in pages[f"{path}.md"], name
     assert all("reference" in problem.to_json() for problem in raised.value.problems)

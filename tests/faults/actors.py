@@ -69,8 +69,8 @@ class Actor:
 
     def append(self) -> None:
         """The next shard. Two actors each append the same shards, as two runs of one stage do."""
-        mine = {one for one in shards(self.folder, "acknowledged") if one % 2 == self.number % 2}
-        shard = next(one for one in range(self.number % 2, sys.maxsize, 2) if one not in mine)
+        mine = {shard for shard in shards(self.folder, "acknowledged") if shard % 2 == self.number % 2}
+        shard = next(number for number in range(self.number % 2, sys.maxsize, 2) if number not in mine)
         if self.random.random() < 0.3:  # one that a faster twin has begun, too
             shard = max(0, shard - 2)
         self.diary.say("started", shard=shard)
@@ -100,20 +100,20 @@ class Actor:
         """Shards are whole or absent, rows are there once, and what was acknowledged before is there."""
         acknowledged = shards(self.folder, "acknowledged")
         frame = self.buffer.scan().select("trajectory_id", "fingerprint").collect()
-        found = [number_of(name) for name, fp in frame.rows() if fp == FP]
-        self.judge(Counter(found), acknowledged)
-        if found:
-            some = self.random.sample(sorted(set(found)), min(5, len(found)))
+        matches = [number_of(name) for name, fp in frame.rows() if fp == FP]
+        self.judge(Counter(matches), acknowledged)
+        if matches:
+            some = self.random.sample(sorted(set(matches)), min(5, len(matches)))
             read = self.buffer.read([build(number).trajectory_id for number in some], ["input_ids", "prompt"])
             wanted = [(build(number).input_ids, build(number).prompt) for number in some]
-            if [(one["input_ids"], one["prompt"]) for one in read.to_pylist()] != wanted:
+            if [(row["input_ids"], row["prompt"]) for row in read.to_pylist()] != wanted:
                 self.diary.say("violation", text=f"rows {some} were read with another content")
-        self.diary.say("read", rows=len(found))
+        self.diary.say("read", rows=len(matches))
 
-    def judge(self, found: Counter[int], acknowledged: set[int]) -> None:
-        by_shard = Counter(number // ROWS for number in found)
+    def judge(self, actual: Counter[int], acknowledged: set[int]) -> None:
+        by_shard = Counter(number // ROWS for number in actual)
         faults = {
-            "doubled rows": [number for number, count in found.items() if count > 1],
+            "doubled rows": [number for number, count in actual.items() if count > 1],
             "shards in part": [shard for shard, count in by_shard.items() if count != ROWS],
             "acknowledged shards without rows": sorted(acknowledged - set(by_shard)),
         }

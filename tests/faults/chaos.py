@@ -66,7 +66,7 @@ class Troupe:
     @property
     def generation(self) -> int:
         """Seed of the pipeline runs: both of the cast run the same, which changes after one of them is through."""
-        return sum(one["what"] == "run" and one["code"] == 0 for one in entries(self.diaries, "run-*"))
+        return sum(entry["what"] == "run" and entry["code"] == 0 for entry in entries(self.diaries, "run-*"))
 
     def begin(self, role: str, number: int) -> None:
         self.counts["started"] += 1
@@ -125,7 +125,7 @@ def send(pid: int, what: signal.Signals) -> bool:
 
 def _children(pid: int) -> list[int]:
     try:
-        return [one.pid for one in psutil.Process(pid).children(recursive=True)]
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
     except psutil.Error:
         return []
 
@@ -146,9 +146,9 @@ def rage(troupe: Troupe, seconds: float, pace: float) -> None:
 def survivors(folder: Path, patience_s: float) -> list[psutil.Process]:
     """Processes of a storm that are still there after some seconds."""
     until = time.monotonic() + patience_s
-    while (found := list(_marked(folder))) and time.monotonic() < until:
+    while (result := list(_marked(folder))) and time.monotonic() < until:
         time.sleep(0.2)
-    return found
+    return result
 
 
 def _marked(folder: Path) -> Iterator[psutil.Process]:

@@ -31,4 +31,4 @@ def entries(folder: Path, name: str = "*") -> Iterator[dict[str, Any]]:
 
 def shards(folder: Path, what: str) -> set[int]:
     """Numbers of the shards that were ``started`` or ``acknowledged``."""
-    return {one["shard"] for one in entries(folder, "appender-*") if one["what"] == what}
+    return {entry["shard"] for entry in entries(folder, "appender-*") if entry["what"] == what}

@@ -50,22 +50,22 @@ class Storm:
     faults: list[str]
 
 
-def storm(place: str, seed: int, seconds: float, folder: Path) -> Storm:
+def storm(path: str, seed: int, seconds: float, folder: Path) -> Storm:
     """Let a storm rage for ``seconds`` over a new store under ``folder``."""
     start = time.monotonic()
-    with _store(place, seed, folder) as (store, calm, rough, line_faults):
-        troupe = Troupe(place, store, folder, seed, environment(folder, rough))
-        rage(troupe, seconds, PACE[place])
+    with _store(path, seed, folder) as (store, calm, rough, line_faults):
+        troupe = Troupe(path, store, folder, seed, environment(folder, rough))
+        rage(troupe, seconds, PACE[path])
         left = survivors(folder, patience_s=10)
-        faults = [f"process {one.pid} outlives the storm: {' '.join(one.cmdline())[:200]}" for one in left]
+        faults = [f"process {process.pid} outlives the storm: {' '.join(process.cmdline())[:200]}" for process in left]
         for process in left:
             process.kill()
         faults += _verdict(troupe, environment(folder, calm))
-    said = list(entries(troupe.diaries))
-    faults += [f"{one['actor']}: {one['text']}" for one in said if one["what"] in ("violation", "crash")]
-    done = Counter(one["what"] for one in said)
+    diary = list(entries(troupe.diaries))
+    faults += [f"{entry['actor']}: {entry['text']}" for entry in diary if entry["what"] in ("violation", "crash")]
+    done = Counter(entry["what"] for entry in diary)
     return Storm(
-        place=place,
+        place=path,
         seed=seed,
         seconds=round(time.monotonic() - start),
         kills=troupe.counts["SIGKILL"],
@@ -73,13 +73,17 @@ def storm(place: str, seed: int, seconds: float, folder: Path) -> Storm:
         terms=troupe.counts["SIGTERM"],
         line_faults=sum(line_faults.values()),
         starts=troupe.counts["started"],
-        rows=ROWS * len({one["shard"] for one in said if one["what"] == "acknowledged"}),
+        rows=ROWS * len({entry["shard"] for entry in diary if entry["what"] == "acknowledged"}),
         reads=done["read"],
-        compactions=sum(one["what"] == "compacted" and one["files_before"] > one["files_after"] for one in said),
-        vacuumed_files=sum(one["files"] for one in said if one["what"] == "vacuumed"),
+        compactions=sum(
+            entry["what"] == "compacted" and entry["files_before"] > entry["files_after"] for entry in diary
+        ),
+        vacuumed_files=sum(entry["files"] for entry in diary if entry["what"] == "vacuumed"),
         runs=troupe.generation,
-        errors=dict(Counter(f"{one['actor'].split('-')[0]} {one['type']}" for one in said if one["what"] == "error")),
-        peak_mib=max((one["peak_mib"] for one in said if one["what"] == "compacted"), default=0),
+        errors=dict(
+            Counter(f"{entry['actor'].split('-')[0]} {entry['type']}" for entry in diary if entry["what"] == "error")
+        ),
+        peak_mib=max((entry["peak_mib"] for entry in diary if entry["what"] == "compacted"), default=0),
         faults=faults,
     )
 
@@ -99,16 +103,16 @@ def _verdict(troupe: Troupe, env: dict[str, str]) -> list[str]:
 
 
 @contextmanager
-def _store(place: str, seed: int, folder: Path) -> Iterator[tuple[str, dict[str, str], dict[str, str], Counter[str]]]:
+def _store(path: str, seed: int, folder: Path) -> Iterator[tuple[str, dict[str, str], dict[str, str], Counter[str]]]:
     """The store's name, the environment to see it undisturbed, the one for the storm, and faults of the line."""
     rough = {VARIABLE: str(seed)}
-    if place == "local":
+    if path == "local":
         yield str(folder / "store"), {}, rough, Counter()
         return
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
+    with socket.socket() as listener, socket.socket() as two:
+        listener.bind(("127.0.0.1", 0))
         two.bind(("127.0.0.1", 0))
-        ports = one.getsockname()[1], two.getsockname()[1]
+        ports = listener.getsockname()[1], two.getsockname()[1]
     command = [sys.executable, str(HERE / "s3_server.py"), *map(str, ports), str(seed)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=(folder / "s3.log").open("wb"))
     keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
@@ -119,8 +123,8 @@ def _store(place: str, seed: int, folder: Path) -> Iterator[tuple[str, dict[str,
         yield "s3://bucket/store", calm, rough | rough_line, line_faults
     finally:
         server.send_signal(signal.SIGTERM)
-        said, _ = server.communicate(timeout=10)
-        line_faults.update(json.loads(said or b"{}"))
+        diary, _ = server.communicate(timeout=10)
+        line_faults.update(json.loads(diary or b"{}"))
 
 
 def _create_bucket(url: str, keys: dict[str, str]) -> None:

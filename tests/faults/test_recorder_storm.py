@@ -159,9 +159,9 @@ def test_each_token_that_was_received_is_in_exactly_one_row_whenever_the_server_
         rows[row.episode_id].append(row)
     wrong = []
     for name, texts in received.items():
-        found = Counter(text for row in rows.get(name, []) for text in trained(row))
-        if found != Counter(texts):
-            wrong.append((name, texts, dict(found), [row.tags for row in rows.get(name, [])]))
+        result = Counter(text for row in rows.get(name, []) for text in trained(row))
+        if result != Counter(texts):
+            wrong.append((name, texts, dict(result), [row.tags for row in rows.get(name, [])]))
     turns = sum(map(len, received.values()))
     again = sum(agent.asked_again for agent in agents)
     print(f"seed {SEED}: {KILLS} kills, {len(received)} episodes, {turns} turns received, {again} requests sent again")

@@ -25,9 +25,9 @@ def storms() -> list[Storm]:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
-@pytest.mark.parametrize("place", ["local", "s3"])
-def test_the_store_survives_a_storm(place: str, seed: int, tmp_path: Path, storms: list[Storm]) -> None:
-    storms.append(storm(place, seed, SECONDS, tmp_path))
+@pytest.mark.parametrize("path", ["local", "s3"])
+def test_the_store_survives_a_storm(path: str, seed: int, tmp_path: Path, storms: list[Storm]) -> None:
+    storms.append(storm(path, seed, SECONDS, tmp_path))
     print(storms[-1])
     if os.environ.get("ROUNDS"):
         write(storms)

@@ -59,7 +59,7 @@ def test_a_diary_forgets_what_a_kill_has_cut_off(tmp_path: Path) -> None:
     with (tmp_path / "appender-0.jsonl").open("ab") as file:
         file.write(json.dumps({"what": "acknowledged", "shard": 2})[:-3].encode())
     assert shards(tmp_path, "acknowledged") == {1}
-    assert [one["actor"] for one in entries(tmp_path)] == ["appender-0"]
+    assert [entry["actor"] for entry in entries(tmp_path)] == ["appender-0"]
 
 
 def test_mishaps_happen_before_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_mishaps_happen_before_and_after(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_process_that_outlives_the_storm_is_found(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment(tmp_path, {}))
     try:
-        assert process.pid in [one.pid for one in survivors(tmp_path, patience_s=0)]
+        assert process.pid in [survivor.pid for survivor in survivors(tmp_path, patience_s=0)]
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()

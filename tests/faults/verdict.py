@@ -33,10 +33,10 @@ def counts(store: str) -> Counter[int]:
 
 def kept(store: str, acknowledged: set[int]) -> Iterator[str]:
     """Every acknowledged row is there once, every other shard whole or not at all."""
-    found = counts(store)
-    if doubled := [number for number, count in found.items() if count > 1]:
+    result = counts(store)
+    if doubled := [number for number, count in result.items() if count > 1]:
         yield f"{len(doubled)} rows are doubled, such as {doubled[:3]}"
-    by_shard = Counter(number // ROWS for number in found)
+    by_shard = Counter(number // ROWS for number in result)
     if lost := sorted(acknowledged - set(by_shard)):
         yield f"{len(lost)} acknowledged shards are lost, such as {lost[:3]}"
     if parts := [shard for shard, count in by_shard.items() if count != ROWS]:
@@ -76,8 +76,10 @@ def run(store: str, seed: int) -> Iterator[str]:
 def contents(store: str) -> dict[str, dict[str, str]]:
     """Digests of the outputs of every artifact."""
     return {
-        f"{one.ingredients.stage}/{one.fingerprint}": {name: output.digest for name, output in one.outputs.items()}
-        for one in Catalog(store).all()
+        f"{manifest.ingredients.stage}/{manifest.fingerprint}": {
+            name: output.digest for name, output in manifest.outputs.items()
+        }
+        for manifest in Catalog(store).all()
     }
 
 
@@ -101,14 +103,14 @@ def at_work(store: str) -> Iterator[str]:
 def leftovers(store: str) -> Iterator[str]:
     """What still lies about when everything unneeded was thrown away."""
     catalog = Catalog(store)
-    place = catalog.storage
-    strays = [key for key in place.keys("") if key.endswith(".tmp") or "/.part-" in key or "quarantine-" in key]
-    root = Path(store) if "://" not in store else place.working_folder()
+    storage = catalog.storage
+    strays = [key for key in storage.keys("") if key.endswith(".tmp") or "/.part-" in key or "quarantine-" in key]
+    root = Path(store) if "://" not in store else storage.working_folder()
     strays += [str(path) for path in root.rglob("*.tmp")]
     for folder in ("tmp/trash", "tmp/staging", "trash", "staging"):
         strays += [str(path) for path in (root / folder).glob("*")]
-    known = {f"artifacts/{one.ingredients.stage}/{one.fingerprint}" for one in catalog.all()}
-    strays += [key for key in place.keys("artifacts") if "/".join(key.split("/")[:3]) not in known]
+    known = {f"artifacts/{manifest.ingredients.stage}/{manifest.fingerprint}" for manifest in catalog.all()}
+    strays += [key for key in storage.keys("artifacts") if "/".join(key.split("/")[:3]) not in known]
     live = {name.rpartition("/")[2] for name in TrajectoryBuffer(store).table().file_uris()}
     strays += [name for name, _ in retention.stored_files(TrajectoryBuffer(store)) if name not in live]
     if strays:

@@ -70,7 +70,7 @@ def test_a_pipeline_is_planned_run_and_read(project: Project, text: str) -> None
     first = store.runs()["run_id"].to_list()[-1]
     assert store.diff(first, run.id)["b"]
     assert store.lineage("b").to_json()["stage"] == "b"
-    assert {one["stage"] for one in store.gc(keep_runs=0)["artifacts"]} == {"a", "b"}
+    assert {artifact["stage"] for artifact in store.gc(keep_runs=0)["artifacts"]} == {"a", "b"}
     assert store.tag("b", "good").fingerprint == store.stage("good").fingerprint == run.stage("b").fingerprint
     with pytest.raises(ValueError, match="'no name' cannot name a tag"):
         store.tag("b", "no name")
@@ -196,8 +196,8 @@ def test_files_are_imported_and_joined(tmp_path: Path) -> None:
     store = agentrl.Store(tmp_path / "store")
     done = store.import_(tmp_path / "chats.jsonl", join=str(tmp_path / "labels.csv"), on="source_id=id", env="talk")
     assert done.rows == 3
-    found = store.sql("select source_id, reward, success, env from trajectories order by source_id").rows()
-    assert found == [("0", 1.0, True, "talk"), ("1", None, None, "talk"), ("2", 0.0, False, "talk")]
+    table = store.sql("select source_id, reward, success, env from trajectories order by source_id").rows()
+    assert table == [("0", 1.0, True, "talk"), ("1", None, None, "talk"), ("2", 0.0, False, "talk")]
     written = store.export(tmp_path / "out.jsonl", "openai-chat", where="success")
     assert written["rows"] == 1
     assert store.changes(0).select("stage", "added", "removed").rows() == [("import", 3, 0)]

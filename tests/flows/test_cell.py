@@ -91,15 +91,15 @@ def test_what_is_done_at_once_shows_nothing(recorded: Recorded) -> None:
 
 
 def test_lines_of_work_that_is_no_run_come_if_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    with showing.shown("import", display.Lines(said.append)) as told:
+    texts: list[str] = []
+    with showing.shown("import", display.Lines(texts.append)) as told:
         told(1, 3, rows=7)
-    assert said == []
+    assert texts == []
     monkeypatch.setattr(display, "LINE_EVERY_S", 0.0)
-    with showing.shown("import", display.Lines(said.append)) as told:
+    with showing.shown("import", display.Lines(texts.append)) as told:
         told(1, 3, rows=7)
-    assert said[0] == "import: 1/3  rows 7"
-    assert said[1].startswith("import: done in ")
+    assert texts[0] == "import: 1/3  rows 7"
+    assert texts[1].startswith("import: done in ")
     assert not showing.in_notebook()
 
 

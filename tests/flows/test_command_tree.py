@@ -29,9 +29,9 @@ def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def test_every_command_has_json_and_a_help_of_one_sentence_or_more() -> None:
-    found = dict(commands())
-    assert len(found) > 30
-    for name, command in found.items():
+    result = dict(commands())
+    assert len(result) > 30
+    for name, command in result.items():
         options = {option for parameter in command.params for option in parameter.opts}
         assert "--json" in options, name
         assert command.help, name
@@ -73,7 +73,7 @@ def test_every_help_is_of_its_own_command() -> None:
 def test_an_option_that_means_something_else_says_so() -> None:
     helps = {(parameter.opts[0], name): parameter.help for name, _, parameter in parameters()}
     for option, names in OF_ANOTHER_KIND.items():
-        others = {text for (one, name), text in helps.items() if one == option and name not in names}
+        others = {text for (key, name), text in helps.items() if key == option and name not in names}
         assert others
         for name in names:
             assert helps[option, name] not in others, f"{option} of {name}"
@@ -154,7 +154,7 @@ OF_A_STORE = {
 """How to call commands that need arguments."""
 
 
-@pytest.mark.parametrize("name", [name for name, one in commands() if any("--store" in p.opts for p in one.params)])
+@pytest.mark.parametrize("name", [name for name, item in commands() if any("--store" in p.opts for p in item.params)])
 def test_a_bucket_without_credentials_is_said_with_the_next_step(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -165,9 +165,11 @@ def test_a_bucket_without_credentials_is_said_with_the_next_step(
     (tmp_path / "rules.yaml").write_text("rules: [{rule: keep}]")
     (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}')
     assert cli.call([*OF_A_STORE.get(name, name.split()), "--store", "s3://bucket/team"]) == 2
-    said = capsys.readouterr().err
-    assert "store 's3://bucket/team' cannot be used: there are no credentials for S3: export AWS_ACCESS_KEY_ID" in said
-    assert len(said.splitlines()) == 1
+    errors = capsys.readouterr().err
+    assert (
+        "store 's3://bucket/team' cannot be used: there are no credentials for S3: export AWS_ACCESS_KEY_ID" in errors
+    )
+    assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.parametrize("at", ["", "x", "-1", "9" * 30, "9" * 5000, "9999-12-31", "0001-01-01", "٣", "1e3", "\x1b[2J"])
@@ -207,15 +209,15 @@ def test_stages_lists_the_library_with_an_example_each(capsys: Any) -> None:
 
     assert cli.call(["stages", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [one["stage"] for one in listed] == sorted(builtin_stages())
-    assert all(one["about"] for one in listed)
+    assert [entry["stage"] for entry in listed] == sorted(builtin_stages())
+    assert all(entry["about"] for entry in listed)
     for name, stage in builtin_stages().items():
         assert cli.call(["stages", name, "--json"]) == 0
-        one = json.loads(capsys.readouterr().out)
-        assert list(one["inputs"]) == list(stage.inputs)
-        assert list(one["outputs"]) == list(stage.outputs)
-        assert [field["field"] for field in one["config"]] == list(stage.config.model_fields)
-        [entry] = one["example"].values()
+        printed = json.loads(capsys.readouterr().out)
+        assert list(printed["inputs"]) == list(stage.inputs)
+        assert list(printed["outputs"]) == list(stage.outputs)
+        assert [field["field"] for field in printed["config"]] == list(stage.config.model_fields)
+        [entry] = printed["example"].values()
         assert StageSpec.model_validate(entry).uses == name
         assert cli.call(["stages", name]) == 0
         assert f"uses: {name}" in capsys.readouterr().out
@@ -255,8 +257,8 @@ def shown_commands() -> Iterator[tuple[str, str]]:
     """(page, command line) of each call of agentrl that a page shows."""
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for line in page.read_text().replace("\\\n", " ").splitlines():
-            if found := re.match(r"\s*\$ agentrl (.*)", line):
-                yield page.name, found[1]
+            if match := re.match(r"\s*\$ agentrl (.*)", line):
+                yield page.name, match[1]
 
 
 def test_pages_show_commands_and_options_that_exist() -> None:

@@ -41,8 +41,8 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 def test_bash_completes_commands_and_options_once_installed(shell: dict[str, str]) -> None:
-    said = bash("agentrl --install-completion; true", shell)
-    assert "bash completion installed" in said
+    text = bash("agentrl --install-completion; true", shell)
+    assert "bash completion installed" in text
     for words, last, expected in (
         ("agentrl pl", 1, {"plan"}),
         ("agentrl buffer qu", 2, {"query", "quarantine"}),

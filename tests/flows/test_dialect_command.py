@@ -41,10 +41,10 @@ def model(folder: Path, template: str) -> Path:
 def test_the_table_has_a_line_for_each_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = model(tmp_path / "base", PLAIN)
     assert call(["dialect", str(folder), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["dialect"] == "hermes (tools in the system message)"
-    assert [one["probe"] for one in found["probes"]] == list(PROBES)
-    tools = next(one for one in found["probes"] if one["probe"] == "tools")
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["dialect"] == "hermes (tools in the system message)"
+    assert [probe["probe"] for probe in printed["probes"]] == list(PROBES)
+    tools = next(probe for probe in printed["probes"] if probe["probe"] == "tools")
     assert tools["verdict"] == "ok"
     assert '"name": "find"' in tools["wrote"]
     assert call(["dialect", str(folder)]) == 0
@@ -58,9 +58,9 @@ def test_what_does_not_come_back_ends_with_1_and_hermes_can_be_chosen(
 ) -> None:
     folder = model(tmp_path / "base", LOSES)
     assert call(["dialect", str(folder), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert list(found["cannot"]) == ["tools"]
-    assert {one["probe"]: one["verdict"] for one in found["probes"]}["call"] == "differs"
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed["cannot"]) == ["tools"]
+    assert {probe["probe"]: probe["verdict"] for probe in printed["probes"]}["call"] == "differs"
     assert call(["dialect", str(folder), "--dialect", "hermes"]) == 0
 
 
@@ -73,10 +73,10 @@ def test_a_model_that_has_no_dialect_is_one_line(
 ) -> None:
     name = str(model(tmp_path / "base", template)) if template else "nothing"
     assert call(["dialect", name, "--store", str(tmp_path / "store")]) == code
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert reason in said.err or "no artifact" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert reason in printed.err or "no artifact" in printed.err
 
 
 def test_a_plan_refuses_a_dialect_that_has_no_way_with_the_tasks_tools(tmp_path: Path) -> None:

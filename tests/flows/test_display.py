@@ -32,15 +32,15 @@ def test_a_bar_shows_how_much_how_long_and_what(width: int) -> None:
 
 def test_a_line_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "LINE_EVERY_S", 0.0)
-    said: list[str] = []
-    lines = display.Lines(said.append)
+    texts: list[str] = []
+    lines = display.Lines(texts.append)
     lines.start({"sample": None}, 0, "here")
     lines.stage_started("sample")
     lines.progress("sample", 10, 110, METRICS)
     time.sleep(0.2)
     lines.progress("sample", 20, 110, METRICS)
     lines.progress("sample", 21, None, METRICS)
-    start, first, later, endless = said[1:]
+    start, first, later, endless = texts[1:]
     assert start == "[1/1] sample: started"
     assert first == "[1/1] sample: 10/110  success 0.061  episodes/s 4.0  tokens/s 812"
     left = re.fullmatch(re.escape(first).replace("10/110", "20/110") + r"  ([0-9.]+) s left", later)

@@ -224,10 +224,10 @@ def test_a_stage_with_two_inputs_waits_for_both_and_others_run_beside_it(project
 def test_diff_names_config_inputs_metrics_and_rows(project: Project) -> None:
     first = json.loads(run(project, "--json").stdout)
     second = json.loads(run(project, "--json", "--set", "stages.a.with.n=7").stdout)
-    found = json.loads(agentrl("diff", first["run_id"], second["run_id"], "--json").stdout)["stages"]
-    assert found["a"] == {"ingredients": ["config n: 5 -> 7"], "metrics": {}, "rows": {"table": [5, 7]}}
-    assert found["b"]["ingredients"] == ["input a changed"]
-    assert found["b"]["metrics"] == {"total": [10.0, 21.0]}
+    printed = json.loads(agentrl("diff", first["run_id"], second["run_id"], "--json").stdout)["stages"]
+    assert printed["a"] == {"ingredients": ["config n: 5 -> 7"], "metrics": {}, "rows": {"table": [5, 7]}}
+    assert printed["b"]["ingredients"] == ["input a changed"]
+    assert printed["b"]["metrics"] == {"total": [10.0, 21.0]}
     shown = agentrl("diff", first["run_id"], second["run_id"]).stdout
     assert "rows table: 5 -> 7" in shown
     assert "metrics total: 10 -> 21" in shown
@@ -317,9 +317,9 @@ def test_a_store_of_a_newer_agentrl_is_refused_before_anything_runs(project: Pro
 
     from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
-    place = str(project.folder / "store" / "trajectories")
+    folder = str(project.folder / "store" / "trajectories")
     DeltaTable.create(
-        place, TRAJECTORY_SCHEMA, configuration={"agentrl.schema_version": "99"}, raise_if_key_not_exists=False
+        folder, TRAJECTORY_SCHEMA, configuration={"agentrl.schema_version": "99"}, raise_if_key_not_exists=False
     )
     done = run(project)
     assert done.returncode == 2

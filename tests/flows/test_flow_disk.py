@@ -42,9 +42,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        for one in (read_only, folder):
-            if one.is_mount():
-                subprocess.run(["umount", "-l", one], check=True)
+        for item in (read_only, folder):
+            if item.is_mount():
+                subprocess.run(["umount", "-l", item], check=True)
 
 
 def conversations(file: Path, letter: str, count: int = 400) -> str:
@@ -116,7 +116,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(project: Project, disk: Path, le
     assert halves(store) == []
     code, shown = call(capsys, store, "buffer", "check")
     assert code == 0, shown
-    assert [one["state"] for one in json.loads(call(capsys, store, "runs", "--json")[1])] in (
+    assert [item["state"] for item in json.loads(call(capsys, store, "runs", "--json")[1])] in (
         [],
         ["failed"],
         ["killed"],

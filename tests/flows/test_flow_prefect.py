@@ -62,15 +62,15 @@ def wait_for(process: "subprocess.Popen[str]", text: str) -> str:
 
 def ours() -> list[str]:
     """Command lines of workers and servers of runs that were started in the current directory."""
-    found = []
+    matches = []
     for process in psutil.process_iter():
         try:
             line, here = " ".join(process.cmdline()), process.cwd() == os.getcwd()
         except psutil.Error:
             continue
         if here and ("-m agentrl.pipelines.run.worker" in line or "-m agentrl.flows.server" in line):
-            found.append(line)
-    return found
+            matches.append(line)
+    return matches
 
 
 def test_a_run_says_nothing_but_its_own_lines(project: Project) -> None:
@@ -354,7 +354,7 @@ def test_a_secret_reaches_no_record_no_log_and_nothing_of_prefects(project: Proj
     assert outputs[0].count("no answer from https://***:***@host") >= 2  # two tries and the end
     code, output = agentrl("run", "pipeline.yaml", "--prefect", "--set", f"stages.d.with.key={key}", **env)
     assert code == 2, output
-    outputs += [output, *(agentrl(*one)[1] for one in (("show", "last", "--json"), ("runs", "--json")))]
+    outputs += [output, *(agentrl(*item)[1] for item in (("show", "last", "--json"), ("runs", "--json")))]
     database = sqlite3.connect(project.folder / "store" / "prefect" / "prefect.db")
     for told in ("select data from artifact", "select name, message from task_run_state"):  # there to be found
         assert "no answer from https://***:***@host" in str(database.execute(told).fetchall())

@@ -77,8 +77,8 @@ class Server:
 def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if found := condition():
-            return found
+        if result := condition():
+            return result
         time.sleep(0.5)
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
@@ -168,14 +168,14 @@ def test_schedules_are_listed_updated_paused_resumed_and_deleted(
     server.project.write(PIPELINE.replace("nightly", "weekly"), "weekly.yaml")
 
     def listed() -> dict[str, dict[str, Any]]:
-        return {one["name"]: one for one in json.loads(server.agentrl("schedule", "list", "--json")[1])}
+        return {item["name"]: item for item in json.loads(server.agentrl("schedule", "list", "--json")[1])}
 
     assert server.agentrl("schedule", "weekly.yaml", "--cron", "0 2 * * 0")[0] == 0
     assert server.agentrl("schedule", "weekly.yaml", "--cron", "0 3 * * 0", "--set", "seed=4")[0] == 0
-    one = listed()["weekly/default"]
-    assert one["schedule"] == "0 3 * * 0"
-    assert one["parameters"]["settings"] == ["seed=4"]
-    assert one["parameters"]["store"] == str(server.project.folder / "store")
+    entry = listed()["weekly/default"]
+    assert entry["schedule"] == "0 3 * * 0"
+    assert entry["parameters"]["settings"] == ["seed=4"]
+    assert entry["parameters"]["store"] == str(server.project.folder / "store")
     assert server.agentrl("schedule", "pause", "weekly") == (0, "weekly: paused\n")
     assert listed()["weekly/default"]["paused"] is True
     assert server.agentrl("schedule", "resume", "weekly/default")[0] == 0
@@ -240,7 +240,7 @@ def test_force_reaches_a_stage_of_another_pool(server: Server, monkeypatch: pyte
     assert len([run for run in server.runs("forced") if run["name"] == "b"]) == 2
     code, output = server.agentrl(*run)
     assert code == 0, output
-    assert {one["status"] for one in json.loads(output)["stages"]} == {"cached"}
+    assert {stage["status"] for stage in json.loads(output)["stages"]} == {"cached"}
 
 
 def test_a_cancelled_run_leaves_no_process_and_no_half_artifact(
@@ -295,10 +295,10 @@ def test_a_server_that_dies_costs_nothing_that_was_made(tmp_path: Path, monkeypa
             wait_until(lambda: "b: started" in log.read_text(), 60, "stage b works")
             os.killpg(server.pid, signal.SIGKILL)
             assert run.wait(180) == 0, log.read_text()
-        said = log.read_text()
-        assert "warning: Prefect's server does not show the progress of b" in said
-        assert "warning: Prefect's server does not know how this run ended" in said
-        assert "3 stages ran" in said
+        log_text = log.read_text()
+        assert "warning: Prefect's server does not show the progress of b" in log_text
+        assert "warning: Prefect's server does not know how this run ended" in log_text
+        assert "3 stages ran" in log_text
         [run_of] = catalog_runs(server)
         assert (run_of["state"], run_of["stages"]) == ("completed", {"ran": 3})
         code, output = server.agentrl("run", "dying.yaml", "--store", "other-store", "--prefect")
@@ -309,9 +309,9 @@ def test_a_server_that_dies_costs_nothing_that_was_made(tmp_path: Path, monkeypa
 
 def _workers_of(store: Path) -> list[int]:
     """Processes whose standard output is a log of this store."""
-    found = []
+    matches = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if any(file.fd == 1 and file.path.startswith(str(store)) for file in process.open_files()):
-                found.append(process.pid)
-    return found
+                matches.append(process.pid)
+    return matches

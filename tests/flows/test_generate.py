@@ -33,11 +33,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 def store_with_a_model(folder: Path) -> str:
     """A store whose stage ``warm`` is a tiny model."""
     (folder / "small.yaml").write_text(PIPELINE)
-    place = str(folder / "store")
-    plan = make_plan(load(str(folder / "small.yaml")), Catalog(place), place)
+    position = str(folder / "store")
+    plan = make_plan(load(str(folder / "small.yaml")), Catalog(position), position)
     for step in plan.to_run:
         perform(job_of(step, plan, "r"))
-    return place
+    return position
 
 
 def test_an_episode_at_a_task_is_scored_and_shown_with_its_tokens(store: str, capsys: Any) -> None:

@@ -110,22 +110,22 @@ def test_a_stage_waits_for_gpus_says_so_and_stops_waiting_when_the_run_ends(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_gpus(alone / "bin", 2, monkeypatch)
-    stopping, said, got = threading.Event(), list[str](), list[Any]()
+    stopping, text, got = threading.Event(), list[str](), list[Any]()
 
     def other() -> None:
-        with reserved(1, {}, stopping, said.append) as env:
+        with reserved(1, {}, stopping, text.append) as env:
             got.append(env)
 
-    with reserved(2, {}, threading.Event(), said.append):
+    with reserved(2, {}, threading.Event(), text.append):
         waiting = threading.Thread(target=other)
         waiting.start()
         until = time.monotonic() + 10
-        while not said:
+        while not text:
             assert time.monotonic() < until
             time.sleep(0.01)
         stopping.set()
         waiting.join(10)
-    assert said == ["waits for 1 GPUs; 0 of 2 are free"]
+    assert text == ["waits for 1 GPUs; 0 of 2 are free"]
     assert got == [None]
     stopping.clear()
     other()

@@ -44,13 +44,13 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_plan_without_code_lists_it_and_runs_none(stranger: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.call(["plan", "theirs/p.yaml", "--no-code", "--json"]) == 0
-    said = capsys.readouterr()
-    stages = {stage["stage"]: stage for stage in json.loads(said.out)}
+    printed = capsys.readouterr()
+    stages = {stage["stage"]: stage for stage in json.loads(printed.out)}
     code = [str(stranger / "stranger_stages" / name) for name in ("__init__.py", "inner.py")]
     assert stages["tasks"]["code"] == []
     own = [stage["code"] for name, stage in stages.items() if name != "tasks"]
     assert sorted(own) == sorted([code, code, code, [str(stranger / "stranger_env.py"), *code]])
-    assert said.err == ""
+    assert printed.err == ""
     assert cli.call(["plan", "theirs/p.yaml", "--no-code"]) == 0
     assert "5 stages, 3 files of your own; nothing was run" in capsys.readouterr().out
     assert cli.call(["plan", "theirs/p.yaml", "--no-code", "--set", "seed=x"]) == 2
@@ -59,16 +59,16 @@ def test_a_plan_without_code_lists_it_and_runs_none(stranger: Path, capsys: pyte
 
 
 def test_that_code_is_run_is_said_once_for_a_folder(stranger: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = []
+    texts = []
     for _ in range(2):
         for name in [name for name in sys.modules if name.startswith("stranger_")]:
             del sys.modules[name]
         cli.call(["plan", "theirs/p.yaml", "--set", "stages.sweep.matrix.env=[a]", "--json"])
         output = capsys.readouterr()
         json.loads(output.out)
-        said.append(output.err)
+        texts.append(output.err)
     assert Path("was-run").exists()
     assert (
-        said[0].count(f"note: code in {stranger} is run, since a name points to its module stranger_stages.inner") == 1
+        texts[0].count(f"note: code in {stranger} is run, since a name points to its module stranger_stages.inner") == 1
     )
-    assert "note" not in said[1]
+    assert "note" not in texts[1]

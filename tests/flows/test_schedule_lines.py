@@ -6,7 +6,7 @@ from agentrl.flows.schedules import check_cron
 
 
 @pytest.mark.parametrize(
-    ("cron", "timezone", "said"),
+    ("cron", "timezone", "message"),
     [
         ("0 2 * * *", "Europe/Berlin", None),
         ("0 0 29 2 *", None, None),
@@ -16,6 +16,6 @@ from agentrl.flows.schedules import check_cron
         ("0 2 * * *", "Mars", "--timezone 'Mars' is no IANA name"),
     ],
 )
-def test_a_schedule_that_cannot_come_is_refused(cron: str, timezone: str | None, said: str | None) -> None:
-    found = check_cron(cron, timezone)
-    assert (found is None) if said is None else said in (found or "")
+def test_a_schedule_that_cannot_come_is_refused(cron: str, timezone: str | None, message: str | None) -> None:
+    result = check_cron(cron, timezone)
+    assert (result is None) if message is None else message in (result or "")

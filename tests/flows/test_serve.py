@@ -85,10 +85,10 @@ def test_a_model_is_served_and_recorded_and_a_kill_loses_nothing(store: str, tmp
     first = Serving(tmp_path, store)
     opened = [httpx.post(first.episodes, json={"task_id": f"t{n}"}).json() for n in range(3)]
     begun: list[Any] = [{"role": "user", "content": "city of Ann?"}]
-    for one in opened:
-        one["messages"] = [
+    for episode in opened:
+        episode["messages"] = [
             *begun,
-            ask(one, begun).model_dump(exclude_none=True),
+            ask(episode, begun).model_dump(exclude_none=True),
             {"role": "user", "content": "and Bob?"},
         ]
     url = opened[0]["base_url"].removesuffix("/v1") + "/reward"
@@ -98,19 +98,19 @@ def test_a_model_is_served_and_recorded_and_a_kill_loses_nothing(store: str, tmp
 
     second = Serving(tmp_path, store)
     assert second.events[0]["event"].endswith("2 episodes go on")
-    for one in opened[1:]:
-        path = one["base_url"].partition("/episodes")[2]
-        one["base_url"] = second.episodes + path
-        ask(one, one["messages"])
+    for episode in opened[1:]:
+        path = episode["base_url"].partition("/episodes")[2]
+        episode["base_url"] = second.episodes + path
+        ask(episode, episode["messages"])
     url = opened[1]["base_url"].removesuffix("/v1") + "/reward"
     assert httpx.post(url, json={"reward": 0.0}, headers={"authorization": f"Bearer {opened[1]['api_key']}"}).is_success
     assert second.end(signal.SIGTERM) == {"event": "stopped", "open": 1}
 
     buffer = TrajectoryBuffer(store)
-    found = buffer.sql(
+    table = buffer.sql(
         "select trajectory_id, task_id, reward, n_steps from trajectories where source = 'recorded' order by task_id"
     )
-    assert found.rows() == [(opened[0]["id"], "t0", 1.0, 1), (opened[1]["id"], "t1", 0.0, 2)]
+    assert table.rows() == [(opened[0]["id"], "t0", 1.0, 1), (opened[1]["id"], "t1", 0.0, 2)]
     row = buffer.get(opened[1]["id"])
     assert (row.policy, row.episode_id, row.stage) == ("warm", opened[1]["id"], "recorded")
     assert row.policy_version == row.spans[0].version == 0
@@ -143,9 +143,9 @@ def test_what_cannot_be_served_is_said_first(
 ) -> None:
     monkeypatch.delenv("AGENTRL_API_KEY", raising=False)
     assert cli.call(["serve", "--model", "warm", "--record", store, "--port", "0", *options]) == code
-    said = capsys.readouterr().err
-    assert message in said
-    assert len([line for line in said.splitlines() if "warning" not in line]) == 1
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert len([line for line in errors.splitlines() if "warning" not in line]) == 1
 
 
 def test_an_address_in_use_is_said(store: str, capsys: Any) -> None:

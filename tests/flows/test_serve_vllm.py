@@ -29,11 +29,13 @@ def test_vllm_is_recorded_token_by_token(tmp_path: Path) -> None:
     for turn in range(3):
         ask: dict[str, Any] = {"model": "warm", "messages": messages, "max_completion_tokens": 12}
         if turn == 1:
-            parts = [one.choices[0].delta.content or "" for one in client.chat.completions.create(**ask, stream=True)]
-            said: dict[str, Any] = {"role": "assistant", "content": "".join(parts)}
+            parts = [
+                chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**ask, stream=True)
+            ]
+            message: dict[str, Any] = {"role": "assistant", "content": "".join(parts)}
         else:
-            said = client.chat.completions.create(**ask).choices[0].message.model_dump(exclude_none=True)
-        messages += [said, {"role": "user", "content": "and Bob?"}]
+            message = client.chat.completions.create(**ask).choices[0].message.model_dump(exclude_none=True)
+        messages += [message, {"role": "user", "content": "and Bob?"}]
     url = opened["base_url"].removesuffix("/v1") + "/reward"
     head = {"authorization": f"Bearer {client.api_key}"}
     assert httpx.post(url, json={"reward": 1.0}, headers=head).is_success

@@ -28,8 +28,10 @@ def test_missing_variables_are_named_before_anything_runs(
     monkeypatch.chdir(tmp_path)
     Path("asks.yaml").write_text(PIPELINE.replace("ENGINE", ENGINE).replace("KEY}", "'${TEACHER}'}"))
     assert cli.call(["run", "asks.yaml", "--store", "store"]) == 2
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("error: stage one: with.engine.api_key: environment variable TEACHER is not set; export it")
-    assert "stage two" not in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith(
+        "error: stage one: with.engine.api_key: environment variable TEACHER is not set; export it"
+    )
+    assert "stage two" not in printed
     assert not list(Path("store").glob("artifacts/*/*"))
     assert cli.call(["run", "asks.yaml", "--store", "store", "--only", "tasks"]) == 0, "other stages need no key"

@@ -47,8 +47,8 @@ def serving(store: Path, *options: str) -> tuple["subprocess.Popen[str]", dict[s
 
 def files(folder: Path) -> dict[str, bytes]:
     """All but what the buffer keeps of its own reading."""
-    found = (path for path in folder.rglob("*") if path.is_file() and "tmp" not in path.relative_to(folder).parts)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+    result = (path for path in folder.rglob("*") if path.is_file() and "tmp" not in path.relative_to(folder).parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in result}
 
 
 @pytest.mark.slow
@@ -57,13 +57,13 @@ def test_the_store_is_served_and_left_as_it_was(tmp_path: Path) -> None:
     make_store(tmp_path)
     before = files(tmp_path)
     began = time.monotonic()
-    process, said = serving(tmp_path)
+    process, text = serving(tmp_path)
     try:
-        assert said["event"] == "serving"
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", said["url"])
-        port = said["url"].rstrip("/").rpartition(":")[2]
-        assert said["forward"].startswith(f"ssh -N -L {port}:127.0.0.1:{port} ")
-        with httpx.Client(base_url=said["url"], timeout=60) as client:
+        assert text["event"] == "serving"
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", text["url"])
+        port = text["url"].rstrip("/").rpartition(":")[2]
+        assert text["forward"].startswith(f"ssh -N -L {port}:127.0.0.1:{port} ")
+        with httpx.Client(base_url=text["url"], timeout=60) as client:
             assert client.get("/api/session").status_code == 204
             print(f"answers after {time.monotonic() - began:.2f} s")
             assert client.get("/api/overview").json()["rows"] == 24
@@ -86,8 +86,8 @@ def test_the_store_is_served_and_left_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_page_that_listens_does_not_hold_up_the_end(tmp_path: Path) -> None:
     make_store(tmp_path)
-    process, said = serving(tmp_path)
-    with httpx.Client(base_url=said["url"], timeout=60) as client, client.stream("GET", "/api/events") as live:
+    process, text = serving(tmp_path)
+    with httpx.Client(base_url=text["url"], timeout=60) as client, client.stream("GET", "/api/events") as live:
         lines = live.iter_lines()
         assert next(lines).startswith("data: ")
         process.send_signal(signal.SIGINT)
@@ -99,9 +99,9 @@ def test_a_page_that_listens_does_not_hold_up_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_beyond_this_machine_the_address_has_a_token(tmp_path: Path) -> None:
-    process, said = serving(tmp_path, "--host", "0.0.0.0")
+    process, text = serving(tmp_path, "--host", "0.0.0.0")
     try:
-        address, _, token = said["url"].partition("#token=")
+        address, _, token = text["url"].partition("#token=")
         assert len(token) >= 32
         port = address.rstrip("/").rpartition(":")[2]
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:

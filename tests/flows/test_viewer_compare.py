@@ -50,7 +50,7 @@ def evaluate(store: Path, stage: str, fingerprint: str, solved: set[int]) -> Non
         for number in range(12)
     ]
     TrajectoryBuffer(store).append(rows, stage=stage, fingerprint=fingerprint)
-    chosen = [{"trajectory_id": one.trajectory_id, "weight": 1.0} for one in rows]
+    chosen = [{"trajectory_id": entry.trajectory_id, "weight": 1.0} for entry in rows]
     outputs = {"trajectories": (Kind.TRAJECTORIES, pa.Table.from_pylist(chosen, schema=SELECTION_SCHEMA))}
     publish(Catalog(store), stage, fingerprint, "evaluate.policy", outputs, minutes=5, config={"samples": len(solved)})
 
@@ -65,33 +65,37 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_evaluations_are_listed_with_their_levels(browser: Browser) -> None:
-    [found] = browser.json("/api/evaluations")["evaluations"]
-    assert (found["artifact"], found["policy"], found["split"]) == (f"eval/{EVAL[:8]}", "grpo", "heldout")
-    levels = [(one["level"], one["greedy"], one["success"], one["n"]) for one in found["results"]]
+    [evaluation] = browser.json("/api/evaluations")["evaluations"]
+    assert (evaluation["artifact"], evaluation["policy"], evaluation["split"]) == (
+        f"eval/{EVAL[:8]}",
+        "grpo",
+        "heldout",
+    )
+    levels = [(result["level"], result["greedy"], result["success"], result["n"]) for result in evaluation["results"]]
     assert levels == [(-1, False, 0.6, 20), (-1, True, 0.7, 20), (1, False, 0.1, 20)]
 
 
 def test_two_evaluations_differ_by_the_tasks_of_both(browser: Browser) -> None:
-    found = browser.json("/api/compare", than="before", arm="after")
-    assert found["mean"] == pytest.approx(0.5)
-    assert found["low"] < 0.5 < found["high"]
-    assert (found["tasks"], found["tasks_gained"], found["tasks_lost"], found["unshared"]) == (12, 7, 1, 0)
-    assert [one["task_id"] for one in found["lost"]] == ["sums-0"]
-    assert found["lost"][0] == {
+    answer = browser.json("/api/compare", than="before", arm="after")
+    assert answer["mean"] == pytest.approx(0.5)
+    assert answer["low"] < 0.5 < answer["high"]
+    assert (answer["tasks"], answer["tasks_gained"], answer["tasks_lost"], answer["unshared"]) == (12, 7, 1, 0)
+    assert [entry["task_id"] for entry in answer["lost"]] == ["sums-0"]
+    assert answer["lost"][0] == {
         "env": "sums",
         "task_id": "sums-0",
         "prompt": "What is 0 + 1? 🙂",
         "before": 1.0,
         "after": 0.0,
     }
-    assert found["p"] == pytest.approx(0.0703, abs=1e-3)
-    assert "no difference shown" in found["verdict"], "McNemar's test does not reject what the interval leaves out"
-    assert found["verdict"].endswith("; 8 tasks that changed are too few to say")
-    assert found["than"]["success"] == pytest.approx(0.25)
+    assert answer["p"] == pytest.approx(0.0703, abs=1e-3)
+    assert "no difference shown" in answer["verdict"], "McNemar's test does not reject what the interval leaves out"
+    assert answer["verdict"].endswith("; 8 tasks that changed are too few to say")
+    assert answer["than"]["success"] == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
-    ("query", "status", "said"),
+    ("query", "status", "message"),
     [
         ({"than": "befor", "arm": "after"}, 404, "there is no artifact or tag 'befor'; did you mean 'before'?"),
         ({"than": "../before", "arm": "after"}, 400, "cannot name a folder"),
@@ -101,20 +105,20 @@ def test_two_evaluations_differ_by_the_tasks_of_both(browser: Browser) -> None:
         ({"than": "before"}, 400, "arm"),
     ],
 )
-def test_what_cannot_be_compared_is_said(browser: Browser, query: dict[str, Any], status: int, said: str) -> None:
-    assert said in browser.json("/api/compare", status, **query)["error"]
+def test_what_cannot_be_compared_is_said(browser: Browser, query: dict[str, Any], status: int, message: str) -> None:
+    assert message in browser.json("/api/compare", status, **query)["error"]
 
 
 def test_the_attempts_at_a_task_are_strips_by_policy_and_version(browser: Browser) -> None:
-    found = browser.json("/api/task", env="sums", task_id="sums-0")
-    assert found["rows"] == 4 + 4 + 2
-    strips = {(one["stage"], one["policy_version"]): one for one in found["strips"]}
+    answer = browser.json("/api/task", env="sums", task_id="sums-0")
+    assert answer["rows"] == 4 + 4 + 2
+    strips = {(strip["stage"], strip["policy_version"]): strip for strip in answer["strips"]}
     assert set(strips) == {("grpo", 0), ("eval", 0), ("before", 0), ("after", 0)}
     grpo = strips["grpo", 0]
-    assert [one["success"] for one in grpo["attempts"]] == [False, True, False, True]
+    assert [attempt["success"] for attempt in grpo["attempts"]] == [False, True, False, True]
     assert (grpo["n"], grpo["success"]) == (4, 0.5)
     assert 0 < grpo["low"] < 0.5 < grpo["high"] < 1
-    assert len(found["prompts"]) == 4
+    assert len(answer["prompts"]) == 4
     assert browser.json("/api/task", env="sums", task_id="sums-0", at=1)["rows"] == 4
     assert browser.json("/api/task", 404, env="sums", task_id="nothing")["field"] == "task_id"
     assert browser.json("/api/task", 400, env="sums")["field"] == "task_id"
@@ -129,9 +133,9 @@ def test_an_episode_of_several_segments_is_one_attempt_and_greedy_ones_are_a_str
         row(4, task_id="t", success=True, reward=1.0, sampling='{"temperature":0.0}'),
     ]
     TrajectoryBuffer(tmp_path).append([*parts, *others], stage="grpo", fingerprint=GRPO)
-    found = Browser(tmp_path).json("/api/task", env="sums", task_id="t")
-    strips = {one["greedy"]: one for one in found["strips"]}
-    assert found["rows"] == 3
+    answer = Browser(tmp_path).json("/api/task", env="sums", task_id="t")
+    strips = {strip["greedy"]: strip for strip in answer["strips"]}
+    assert answer["rows"] == 3
     assert (strips[False]["rows"], strips[False]["n"], strips[False]["success"]) == (2, 2, 0.5)
     assert (strips[True]["rows"], strips[True]["n"], strips[True]["success"]) == (1, 1, 1.0)
 
@@ -145,11 +149,11 @@ def test_a_task_that_nobody_scored_has_no_interval(tmp_path: Path) -> None:
 
 def test_two_rows_part_at_their_first_token_that_differs(browser: Browser) -> None:
     a, b = "grpo-aaaaaaaa-000000", "grpo-aaaaaaaa-000001"
-    found = browser.json("/api/align", a=a, b=b)
+    answer = browser.json("/api/align", a=a, b=b)
     first = b"What is "
-    assert (found["shared"], found["message_a"], found["message_b"]) == (len(first), 0, 0)
-    assert found["flipped"]
-    assert not found["same"]
+    assert (answer["shared"], answer["message_a"], answer["message_b"]) == (len(first), 0, 0)
+    assert answer["flipped"]
+    assert not answer["same"]
     itself = browser.json("/api/align", a=a, b=a)
     assert itself["same"]
     assert (itself["message_a"], itself["message_b"], itself["flipped"]) == (None, None, False)
@@ -157,19 +161,19 @@ def test_two_rows_part_at_their_first_token_that_differs(browser: Browser) -> No
 
 
 def test_rows_of_no_common_tokenizer_are_aligned_by_messages(browser: Browser) -> None:
-    found = browser.json("/api/align", a="grpo-aaaaaaaa-000000", b="eval-cccccccc-000000")
-    assert found["shared"] is None
-    assert "without tokens" in found["reason"]
-    assert found["same"]
+    answer = browser.json("/api/align", a="grpo-aaaaaaaa-000000", b="eval-cccccccc-000000")
+    assert answer["shared"] is None
+    assert "without tokens" in answer["reason"]
+    assert answer["same"]
     other = browser.json("/api/align", a="grpo-aaaaaaaa-000000", b="eval-cccccccc-000001")
     assert (other["message_a"], other["message_b"], other["same"]) == (0, 0, False)
 
 
 @given(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=8))
 def test_common_beginnings(a: list[int], b: list[int]) -> None:
-    found = common(np.array(a, dtype=int), np.array(b, dtype=int))
-    assert a[:found] == b[:found]
-    assert found == min(len(a), len(b)) or a[found] != b[found]
+    result = common(np.array(a, dtype=int), np.array(b, dtype=int))
+    assert a[:result] == b[:result]
+    assert result == min(len(a), len(b)) or a[result] != b[result]
 
 
 def pair_store(store: Path) -> None:
@@ -197,8 +201,8 @@ def pair_store(store: Path) -> None:
     table = pa.Table.from_pylist([pair | {"pair_id": f"p{number}"} for number in range(6)], schema=PAIR_SCHEMA)
     publish(catalog, "pairs", PAIRS, "pairs.build", {"pairs": (Kind.PAIRS, table)}, minutes=3)
     rows = [
-        training_row(one, row_id="p0", label=sign, ref_logprobs=[-0.5 * (2 - sign)] * len(one.input_ids))
-        for one, sign in ((chosen, 1), (rejected, -1))
+        training_row(entry, row_id="p0", label=sign, ref_logprobs=[-0.5 * (2 - sign)] * len(entry.input_ids))
+        for entry, sign in ((chosen, 1), (rejected, -1))
     ]
     inputs = {"pairs": [("pairs", "pairs", PAIRS)]}
     trained = {"rows": (Kind.TABLE, pa.Table.from_pylist(rows, schema=TRAINING_SCHEMA))}
@@ -210,18 +214,18 @@ def test_a_pair_shows_what_it_shares_and_what_the_loss_covers(tmp_path: Path) ->
     browser = Browser(tmp_path)
     lines = browser.json("/api/pairs", offset=1, limit=2)
     assert (lines["artifact"], lines["total"]) == (f"pairs/{PAIRS[:8]}", 6)
-    assert [one["pair_id"] for one in lines["pairs"]] == ["p1", "p2"]
+    assert [pair["pair_id"] for pair in lines["pairs"]] == ["p1", "p2"]
     where = {"artifact": lines["artifact"], "pair_id": "p0"}
-    found = browser.json("/api/pair", **where)
+    answer = browser.json("/api/pair", **where)
     chosen = row(1)
     covered = sum(chosen.action_mask)
-    assert found["chosen"]["covered"] == covered
-    assert found["chosen"]["covered_in_prefix"] == 0
-    assert found["chosen"]["ref_logprob"] == pytest.approx(-0.5 * covered)
-    assert found["rejected"]["ref_logprob"] == pytest.approx(-1.5 * sum(row(0).action_mask))
-    assert found["margin"] == pytest.approx(found["chosen"]["ref_logprob"] - found["rejected"]["ref_logprob"])
-    assert found["trained_by"] == [f"dpo/{DPO[:8]}"]
-    assert (found["previous"], found["next"]) == (None, "p1")
+    assert answer["chosen"]["covered"] == covered
+    assert answer["chosen"]["covered_in_prefix"] == 0
+    assert answer["chosen"]["ref_logprob"] == pytest.approx(-0.5 * covered)
+    assert answer["rejected"]["ref_logprob"] == pytest.approx(-1.5 * sum(row(0).action_mask))
+    assert answer["margin"] == pytest.approx(answer["chosen"]["ref_logprob"] - answer["rejected"]["ref_logprob"])
+    assert answer["trained_by"] == [f"dpo/{DPO[:8]}"]
+    assert (answer["previous"], answer["next"]) == (None, "p1")
     last = browser.json("/api/pair", artifact=lines["artifact"], pair_id="p5")
     assert (last["previous"], last["next"]) == ("p4", None)
     assert browser.json("/api/pair", artifact=lines["artifact"], pair_id="p1")["margin"] is None

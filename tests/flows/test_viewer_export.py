@@ -42,28 +42,28 @@ def unpacked(file: str) -> tuple[dict[str, Any], dict[str, pa.Table]]:
 
 def rows_of(tables: dict[str, pa.Table]) -> list[dict[str, Any]]:
     """Each row: its answer, its tokens as a table, their text."""
-    parts = [one for name, table in tables.items() if name.startswith("part-") for one in table.to_pylist()]
+    parts = [entry for name, table in tables.items() if name.startswith("part-") for entry in table.to_pylist()]
     return [
-        {**one, "answer": json.loads(one["answer"]), "tokens": pa.ipc.open_stream(one["tokens"]).read_all()}
-        for one in parts
+        {**part, "answer": json.loads(part["answer"]), "tokens": pa.ipc.open_stream(part["tokens"]).read_all()}
+        for part in parts
     ]
 
 
 def all_text(file: str) -> str:
     """Every text that a reader of the file could see, JSON decoded, and the file itself."""
     about, tables = unpacked(file)
-    found = [json.dumps(about, ensure_ascii=False)]
+    matches = [json.dumps(about, ensure_ascii=False)]
     for table in tables.values():
-        found += [
+        matches += [
             str(value) for column in table.columns if pa.types.is_string(column.type) for value in column.to_pylist()
         ]
-    for one in rows_of(tables):
-        found += [
-            json.dumps(one["answer"], ensure_ascii=False),
-            (one["text"] or b"").decode(),
-            *texts_of(one["answer"]),
+    for entry in rows_of(tables):
+        matches += [
+            json.dumps(entry["answer"], ensure_ascii=False),
+            (entry["text"] or b"").decode(),
+            *texts_of(entry["answer"]),
         ]
-    return "\n".join(found)
+    return "\n".join(matches)
 
 
 def texts_of(value: Any) -> list[str]:
@@ -74,20 +74,20 @@ def texts_of(value: Any) -> list[str]:
             inside = None
         return [value, *(texts_of(inside) if isinstance(inside, dict | list) else [])]
     if isinstance(value, dict):
-        return [text for pair in value.items() for one in pair for text in texts_of(one)]
-    return [text for one in value for text in texts_of(one)] if isinstance(value, list) else []
+        return [text for pair in value.items() for entry in pair for text in texts_of(entry)]
+    return [text for inner in value for text in texts_of(inner)] if isinstance(value, list) else []
 
 
 def test_a_file_holds_what_the_server_answers(store: Path, browser: Browser) -> None:
     about, tables = unpacked(written(store).text)
     assert (about["rows"], about["selected"], about["version"], about["redactions"]) == (24, 24, 3, None)
     assert len(about["columns"]) == len(tables["rows"].column_names) - len(about["facets"])
-    found = {one["answer"]["row"]["trajectory_id"]: one for one in rows_of(tables)}
-    assert len(found) == about["rows"] == sum(about["parts"])
+    result = {entry["answer"]["row"]["trajectory_id"]: entry for entry in rows_of(tables)}
+    assert len(result) == about["rows"] == sum(about["parts"])
     asked = browser.json(f"/api/rows/{FIRST}")
-    assert found[FIRST]["answer"] == asked
-    assert found[FIRST]["tokens"].equals(browser.arrow(f"/api/tokens/{FIRST}"))
-    assert found[FIRST]["text"].decode() == browser.ask(f"/api/tokens/{FIRST}/text").text
+    assert result[FIRST]["answer"] == asked
+    assert result[FIRST]["tokens"].equals(browser.arrow(f"/api/tokens/{FIRST}"))
+    assert result[FIRST]["text"].decode() == browser.ask(f"/api/tokens/{FIRST}/text").text
     facets = browser.json("/api/facets")["facets"]
     assert about["facets"] == facets
 
@@ -108,12 +108,12 @@ def test_equal_rows_make_equal_files(store: Path) -> None:
 )
 def test_rows_are_chosen_by_id_artifact_or_filter(store: Path, selection: str, rows: int, by: str) -> None:
     reader = StoreReader(str(store))
-    found = choose(reader, selection, reader.tables.at(None))
-    assert (len(found.ids), found.by) == (rows, by)
+    result = choose(reader, selection, reader.tables.at(None))
+    assert (len(result.ids), result.by) == (rows, by)
 
 
 @pytest.mark.parametrize(
-    ("selection", "said"),
+    ("selection", "message"),
     [
         ("grpoo", "neither the id of a row, nor an artifact (there is no artifact or tag 'grpoo'; did you mean"),
         ("level in (select x from read_csv('/etc/passwd'))", "nor a filter"),
@@ -121,14 +121,14 @@ def test_rows_are_chosen_by_id_artifact_or_filter(store: Path, selection: str, r
         ("warm", "warm has no row"),
     ],
 )
-def test_what_chooses_no_row_is_refused(store: Path, selection: str, said: str) -> None:
-    with pytest.raises(StoreError, match=re.escape(said)):
+def test_what_chooses_no_row_is_refused(store: Path, selection: str, message: str) -> None:
+    with pytest.raises(StoreError, match=re.escape(message)):
         written(store, selection)
 
 
 def test_neighbours_and_attempts_are_rows_of_the_file(store: Path) -> None:
     _, tables = unpacked(written(store, "grpo-aaaaaaaa-000004,grpo-aaaaaaaa-000006").text)
-    first, last = (one["answer"]["neighbours"] for one in rows_of(tables))
+    first, last = (entry["answer"]["neighbours"] for entry in rows_of(tables))
     assert first == {
         "previous": None,
         "next": "grpo-aaaaaaaa-000006",
@@ -173,11 +173,11 @@ def test_the_policy_allows_one_script_and_one_style_by_their_hashes(store: Path)
 
 
 def test_the_loader_has_each_module_that_the_entry_reaches() -> None:
-    found = bundle.modules("contents.js")
-    assert {"contents.js", "exported.js", "answers.js", "trajectory.js", "vendor/preact.js"} <= set(found)
-    assert "served.js" not in found, "which asks a server"
-    for name, pieces in found.items():
-        assert all(loaded in found for loaded in pieces[1::2]), name
+    result = bundle.modules("contents.js")
+    assert {"contents.js", "exported.js", "answers.js", "trajectory.js", "vendor/preact.js"} <= set(result)
+    assert "served.js" not in result, "which asks a server"
+    for name, pieces in result.items():
+        assert all(loaded in result for loaded in pieces[1::2]), name
         rest = re.sub(r"/\*.*?\*/|//[^\n]*", "", "".join(pieces[::2]), flags=re.DOTALL)
         assert '"./' not in rest, name
 
@@ -226,11 +226,11 @@ def secret_row(number: int, tokenizer: str, **fields: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("secrets")
-    name = keep_tokenizer(place)
+    folder = tmp_path_factory.mktemp("secrets")
+    name = keep_tokenizer(folder)
     rows = [secret_row(1, name), secret_row(2, name), row(3, name), secret_row(4, "unknown-tokenizer")]
-    TrajectoryBuffer(place).append(rows, stage="", fingerprint=GRPO)
-    return place
+    TrajectoryBuffer(folder).append(rows, stage="", fingerprint=GRPO)
+    return folder
 
 
 @pytest.mark.parametrize("pattern", ['kö"nig-\\d+', r"(?<=the pin is )[^,]+", re.escape(SECRET)])
@@ -238,32 +238,32 @@ def test_what_is_redacted_is_nowhere_in_the_file(secrets: Path, pattern: str) ->
     plain = all_text(written(secrets).text)
     assert SECRET in plain
     file = written(secrets, f"prompt like '%{SECRET}%' or true", pattern)
-    found = all_text(file.text)
+    result = all_text(file.text)
     for form in (SECRET, "nig-7731", json.dumps(SECRET)[1:-1], json.dumps(SECRET, ensure_ascii=False)[1:-1]):
-        assert form not in found, form
-    assert pattern not in found
+        assert form not in result, form
+    assert pattern not in result
     about, tables = unpacked(file.text)
     counts = about["redactions"]
     assert (counts["patterns"], counts["rows"], counts["rows_without_tokens"]) == (1, 3, 1)
     assert counts["tokens"] == 2 * (2 * len(SECRET.encode()) + len(json.dumps(SECRET)) - 2)
-    for one in rows_of(tables):
-        ids = one["tokens"]["id"].to_pylist()
+    for entry in rows_of(tables):
+        ids = entry["tokens"]["id"].to_pylist()
         known = bytes(number if number is not None and number < 256 else 0 for number in ids)
         assert b"7731" not in known
         assert "nig" not in known.decode(errors="ignore")
         for name in ("logprob", "id"):
-            hidden = [place for place, number in enumerate(ids) if number is None]
-            assert all(one["tokens"][name][place].as_py() is None for place in hidden)
-        lengths = {one["tokens"]["length"][place].as_py() for place, number in enumerate(ids) if number is None}
+            hidden = [position for position, number in enumerate(ids) if number is None]
+            assert all(entry["tokens"][name][position].as_py() is None for position in hidden)
+        lengths = {entry["tokens"]["length"][position].as_py() for position, number in enumerate(ids) if number is None}
         assert lengths <= {0, len(MARK)}, "lengths tell nothing"
     names = tables["rows"]["trajectory_id"].to_pylist()
     assert len(set(names)) == 4, "ids stay different"
-    assert sorted(names) == sorted(one["answer"]["row"]["trajectory_id"] for one in rows_of(tables))
+    assert sorted(names) == sorted(entry["answer"]["row"]["trajectory_id"] for entry in rows_of(tables))
 
 
 def test_the_rest_of_a_redacted_row_stays(secrets: Path) -> None:
     _, tables = unpacked(written(secrets, "true", 'kö"nig-\\d+').text)
-    first = next(one for one in rows_of(tables) if one["answer"]["row"]["sample_index"] == 1)
+    first = next(entry for entry in rows_of(tables) if entry["answer"]["row"]["sample_index"] == 1)
     assert first["text"].decode() == f"<user>the pin is {MARK}, {MARK}</user><assistant>{MARK}!</assistant>".replace(
         f", {MARK}", f', "{MARK}"'
     )
@@ -276,21 +276,21 @@ def test_the_rest_of_a_redacted_row_stays(secrets: Path) -> None:
 
 def test_a_row_whose_text_nobody_knows_loses_its_tokens(secrets: Path) -> None:
     _, tables = unpacked(written(secrets, "sample_index = 0", "pin").text)
-    [one] = rows_of(tables)
-    assert one["tokens"].num_rows == 0
-    assert b"tokenizer is not known" in one["tokens"].schema.metadata[b"reason"]
+    [entry] = rows_of(tables)
+    assert entry["tokens"].num_rows == 0
+    assert b"tokenizer is not known" in entry["tokens"].schema.metadata[b"reason"]
 
 
 @pytest.fixture(scope="module")
 def one_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("random")
-    make_store(place, rows=4)
-    return place
+    folder = tmp_path_factory.mktemp("random")
+    make_store(folder, rows=4)
+    return folder
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    secret=st.text("ab\"\\/é🙂\u202e\n<>'{}[]", min_size=4, max_size=9).filter(lambda one: "[redacted]" not in one),
+    secret=st.text("ab\"\\/é🙂\u202e\n<>'{}[]", min_size=4, max_size=9).filter(lambda value: "[redacted]" not in value),
     around=st.text('xyz é🙂"\\', max_size=12),
 )
 def test_no_text_survives_that_was_redacted(secret: str, around: str) -> None:
@@ -318,9 +318,9 @@ def test_no_text_survives_that_was_redacted(secret: str, around: str) -> None:
     assert len(shown) == len(table)
 
 
-@pytest.mark.parametrize(("pattern", "said"), [("(", "is no regular expression"), ("x*", "matches the empty text")])
-def test_a_wrong_pattern_is_refused(pattern: str, said: str) -> None:
-    with pytest.raises(StoreError, match=said):
+@pytest.mark.parametrize(("pattern", "message"), [("(", "is no regular expression"), ("x*", "matches the empty text")])
+def test_a_wrong_pattern_is_refused(pattern: str, message: str) -> None:
+    with pytest.raises(StoreError, match=message):
         Redactor([pattern])
 
 
@@ -336,10 +336,10 @@ def test_the_command_writes_a_file_and_says_what_it_holds(
         cli.call(["view", "export", "stage = 'grpo'", str(file), "--rows", "3", "--redact", r"What is \d", *options])
         == 0
     )
-    said = capsys.readouterr().out
-    assert said.startswith(f"{file}: 3 of 20 rows with 39 columns and ")
-    assert "version 3 of the buffer, 0.3 MB" in said
-    assert "redacted: " in said
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{file}: 3 of 20 rows with 39 columns and ")
+    assert "version 3 of the buffer, 0.3 MB" in printed
+    assert "redacted: " in printed
     assert cli.call(["view", "export", "grpo", str(file), *options]) == 2
     assert "is there already; --force replaces it" in capsys.readouterr().err
     assert cli.call(["view", "export", "grpo", str(file), "--force", "--json", *options]) == 0
@@ -349,7 +349,7 @@ def test_the_command_writes_a_file_and_says_what_it_holds(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--host", "0.0.0.0", "export", "true", "x.html"], "--host stands before export; put it behind"),
         (["export", "true", "no/where/x.html"], "there is no folder no/where"),
@@ -359,9 +359,13 @@ def test_the_command_writes_a_file_and_says_what_it_holds(
     ],
 )
 def test_what_cannot_be_exported_is_said(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.call(["view", *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

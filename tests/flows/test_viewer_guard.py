@@ -271,7 +271,7 @@ def test_a_page_names_all_modules_that_it_needs_at_addresses_that_never_change(b
         module = browser.ask(address)
         assert "immutable" in module.headers["cache-control"], name
         assert set(re.findall(r"""\bfrom\s*["']\./([\w.-]+)["']""", module.text)) <= {
-            one.split("/")[-1] for one in names
+            name.split("/")[-1] for name in names
         }
     assert browser.ask(f"/static/{'0' * 16}/main.js").status_code == 404
     assert "immutable" not in browser.ask("/static/main.js").headers["cache-control"]
@@ -279,8 +279,8 @@ def test_a_page_names_all_modules_that_it_needs_at_addresses_that_never_change(b
 
 def test_a_page_names_the_questions_that_its_scripts_will_ask(browser: Browser) -> None:
     def links(path: str, **headers: str) -> list[str]:
-        said = browser.ask(path, headers=headers).headers.get("link", "")
-        return re.findall(r"<([^>]+)>; rel=preload; as=fetch; crossorigin", said)
+        text = browser.ask(path, headers=headers).headers.get("link", "")
+        return re.findall(r"<([^>]+)>; rel=preload; as=fetch; crossorigin", text)
 
     assert links("/") == ["./api/overview"]
     for asked, name in (("a%2Fb%20c", "a%2Fb%20c"), ("%3E;%22", "%3E%3B%22")):

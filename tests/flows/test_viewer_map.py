@@ -38,9 +38,9 @@ class Drawn:
 
 def index(buffer: TrajectoryBuffer, identity: str = "drawn") -> None:
     """Bring the search index up to date."""
-    found = SearchIndex(buffer, "embedded")
-    found.embedder = Drawn(identity)
-    found.refresh()
+    result = SearchIndex(buffer, "embedded")
+    result.embedder = Drawn(identity)
+    result.refresh()
 
 
 EVERYWHERE = "-9,-9;9,-9;9,9;-9,9"
@@ -77,9 +77,9 @@ def test_the_plane_holds_the_greatest_variance_and_stays_as_it_is(vectors: np.nd
 
 def test_a_lasso_takes_what_is_inside() -> None:
     places = np.array([[0, 0], [0.5, 0.2], [0.95, 0.5], [-1, 0], [0.1, 0.8]], np.float32)
-    found = Points("f", [""] * 5, places, 0)
+    result = Points("f", [""] * 5, places, 0)
     _, corners = lasso("f:-0.5,-0.5;1,-0.5;1,1;0.5,0.4;-0.5,1")  # with a bay from above
-    assert found.inside(corners).tolist() == [True, True, True, False, False]
+    assert result.inside(corners).tolist() == [True, True, True, False, False]
 
 
 def test_points_count_the_rows_of_their_prompts(browser: Browser) -> None:
@@ -114,10 +114,10 @@ def test_a_lasso_is_a_part_of_the_buffer(browser: Browser) -> None:
     assert len(set(chosen["prompt"].to_pylist())) == 1
     assert chosen.num_rows == table["rows"][0].as_py()
     assert browser.json("/api/facets", lasso=around, filter="success")["filtered"] == table["solved"][0].as_py()
-    found = browser.json("/api/map/prompts", lasso=around)
-    assert (found["rows"], found["total"]) == (chosen.num_rows, 1)
-    assert found["prompts"][0]["prompt"] == chosen["prompt"][0].as_py()
-    assert found["prompts"][0]["low"] is None or found["prompts"][0]["low"] < 1
+    answer = browser.json("/api/map/prompts", lasso=around)
+    assert (answer["rows"], answer["total"]) == (chosen.num_rows, 1)
+    assert answer["prompts"][0]["prompt"] == chosen["prompt"][0].as_py()
+    assert answer["prompts"][0]["low"] is None or answer["prompts"][0]["low"] < 1
     assert browser.arrow("/api/map", lasso=around).num_rows == 20, "a lasso hides no point"
 
 
@@ -159,9 +159,9 @@ def test_the_rows_are_written_with_their_places(
 ) -> None:
     file = tmp_path / "rows.parquet"
     assert cli.call(["view", "--store", str(store), "--atlas", str(file), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["rows"], said["unplaced"]) == (24, 1)
-    assert said["command"] == f"embedding-atlas {file} --text prompt --x projection_x --y projection_y"
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["rows"], printed["unplaced"]) == (24, 1)
+    assert printed["command"] == f"embedding-atlas {file} --text prompt --x projection_x --y projection_y"
     rows = pl.read_parquet(file)
     assert {"trajectory_id", "prompt", "success", "stage"} < set(rows.columns)
     assert rows["projection_x"].dtype == pl.Float32

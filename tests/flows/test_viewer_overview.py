@@ -29,24 +29,27 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_holds_graph_runs_and_results(store: Path) -> None:
-    found = Browser(store).json("/api/overview")
-    assert (found["version"], found["rows"], found["pipeline"]) == (3, 24, "sums")
-    assert found["pipelines"] == ["sums"]
-    assert "is not in this folder" in found["problem"]
-    by_name = {one["stage"]: one for one in found["stages"]}
+    answer = Browser(store).json("/api/overview")
+    assert (answer["version"], answer["rows"], answer["pipeline"]) == (3, 24, "sums")
+    assert answer["pipelines"] == ["sums"]
+    assert "is not in this folder" in answer["problem"]
+    by_name = {stage["stage"]: stage for stage in answer["stages"]}
     assert by_name["warm"]["status"] == by_name["grpo"]["status"] == "cached"
     assert by_name["grpo"]["artifact"] == f"grpo/{GRPO[:8]}"
     assert by_name["grpo"]["inputs"] == [{"stage": "warm", "reason": None}]
     assert (by_name["warm"]["x"], by_name["grpo"]["x"]) == (0, 1)
     assert by_name["eval"]["status"] == "run"
-    [run] = found["runs"]
+    [run] = answer["runs"]
     assert (run["state"], run["failed_stage"], run["seconds"]) == ("failed", "eval", 60.0)
     assert run["log_tail"].splitlines() == [f"line {number}" for number in range(80, 100)]
-    assert [(one["greedy"], one["success"], one["low"], one["high"], one["n"]) for one in found["results"]] == [
+    assert [
+        (result["greedy"], result["success"], result["low"], result["high"], result["n"])
+        for result in answer["results"]
+    ] == [
         (False, 0.6, 0.39, 0.78, 20),
         (True, 0.7, 0.48, 0.85, 20),
     ]
-    assert {one["stage"] for one in found["results"]} == {"eval"}
+    assert {result["stage"] for result in answer["results"]} == {"eval"}
     assert EVAL
 
 
@@ -130,9 +133,9 @@ def test_pipelines_of_this_folder_and_of_the_library_are_planned(
 
 def test_a_what_if_names_a_pipeline_that_ran(store: Path) -> None:
     browser = Browser(store)
-    found = browser.json("/api/plan", pipeline="sums", set=["dpo.beta=0.3", "grpo.samples=4"])
-    assert found["settings"] == ["dpo.beta=0.3", "grpo.samples=4"]
-    assert "is not in this folder" in found["problem"]
+    answer = browser.json("/api/plan", pipeline="sums", set=["dpo.beta=0.3", "grpo.samples=4"])
+    assert answer["settings"] == ["dpo.beta=0.3", "grpo.samples=4"]
+    assert "is not in this folder" in answer["problem"]
     assert browser.json("/api/plan", 404, pipeline="sum")["field"] == "pipeline"
     assert browser.json("/api/plan", 400, pipeline="sums", set="beta")["field"] == "set"
     assert browser.json("/api/plan", 400, pipeline="sums", set=["a=1"] * 17)["field"] == "set"
@@ -157,7 +160,7 @@ def test_every_edge_points_to_the_right_and_no_two_stages_share_a_place() -> Non
     }
     places = drawn(reads)
     assert len(set(places.values())) == len(reads)
-    assert all(places[one][0] < places[name][0] for name, above in reads.items() for one in above)
+    assert all(places[item][0] < places[name][0] for name, above in reads.items() for item in above)
     assert places["tasks"] == (0, 0)
     assert places["expert"] == (1, 0)
     assert drawn({}) == {}
@@ -177,8 +180,11 @@ def test_reasons_stand_on_the_edge_that_caused_them() -> None:
             "inputs": {"tables": ["a.table", "ab.table", "a.other"]},
         },
     ]
-    boxes = {one.stage: one for one in graph.boxes(stages, frozenset({"c"}))}
-    assert [(one.stage, one.reason) for one in boxes["c"].inputs] == [("a", "input a is made again"), ("ab", None)]
+    boxes = {box.stage: box for box in graph.boxes(stages, frozenset({"c"}))}
+    assert [(input_.stage, input_.reason) for input_ in boxes["c"].inputs] == [
+        ("a", "input a is made again"),
+        ("ab", None),
+    ]
     assert boxes["c"].status == "running"
     assert boxes["c"].reason == "input a is made again; seed 1 -> 2"
     assert boxes["ab"].artifact == f"ab/{WARM[:8]}"
@@ -202,20 +208,20 @@ def test_the_plan_of_a_pipeline_that_ran_here(project: Project, capsys: pytest.C
     plans = graph.Plans(Catalog(project.store), project.store)
     made = plans.of(run, 60)
     assert made is not None
-    assert [one["status"] for one in made.stages] == ["cached", "cached"]
+    assert [stage["status"] for stage in made.stages] == ["cached", "cached"]
     text = file.read_text()
     file.write_text(text.replace("n: 2", "n: 3"))
     plans = graph.Plans(Catalog(project.store), project.store)
     assert plans.of(run, 0) is None, "nobody waits for a plan"
     made = plans.of(run, 60)
     assert made is not None
-    boxes = {one.stage: one for one in graph.boxes(made.stages)}
+    boxes = {box.stage: box for box in graph.boxes(made.stages)}
     assert boxes["a"].status == "run"
     assert boxes["a"].reason == "config n: 2 -> 3"
     assert boxes["b"].inputs[0].reason == "input a is made again"
     plans = graph.Plans(Catalog(project.store), project.store)
     asked = overview.what_if(Catalog(project.store), plans, "toy", ["b.power=2"], 60)
-    assert {one.stage: one.status for one in asked.stages} == {"a": "run", "b": "run"}
+    assert {stage.stage: stage.status for stage in asked.stages} == {"a": "run", "b": "run"}
     assert "config power: 1 -> 2" in asked.stages[1].reason
     wrong = overview.what_if(Catalog(project.store), plans, "toy", ["b.powr=2"], 60)
     assert "did you mean" in (wrong.problem or "")

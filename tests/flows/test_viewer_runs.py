@@ -27,7 +27,7 @@ def measured(store: Path, fingerprint: str, tasks: range, solved: set[int], conf
         for number in tasks
     ]
     TrajectoryBuffer(store).append(rows, stage="score", fingerprint=fingerprint)
-    chosen = [{"trajectory_id": one.trajectory_id, "weight": 1.0} for one in rows]
+    chosen = [{"trajectory_id": entry.trajectory_id, "weight": 1.0} for entry in rows]
     outputs = {"trajectories": (Kind.TRAJECTORIES, pa.Table.from_pylist(chosen, schema=SELECTION_SCHEMA))}
     publish(Catalog(store), "score", fingerprint, "trajectories.sample", outputs, config=config)
 
@@ -54,10 +54,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_compared_with_the_one_of_its_pipeline_before_it(browser: Browser) -> None:
-    found = browser.json("/api/runs/compare", b=SECOND)
-    assert (found["a"]["run_id"], found["b"]["run_id"]) == (FIRST, SECOND)
-    assert (found["same"], [one["stage"] for one in found["stages"]]) == (["warm"], ["score", "eval"])
-    score, only = found["stages"]
+    answer = browser.json("/api/runs/compare", b=SECOND)
+    assert (answer["a"]["run_id"], answer["b"]["run_id"]) == (FIRST, SECOND)
+    assert (answer["same"], [stage["stage"] for stage in answer["stages"]]) == (["warm"], ["score", "eval"])
+    score, only = answer["stages"]
     assert score["ingredients"] == ["config samples: 4 -> 8"]
     assert only["only_in"] == SECOND
     [changed] = score["changed"]
@@ -65,7 +65,8 @@ def test_a_run_is_compared_with_the_one_of_its_pipeline_before_it(browser: Brows
     assert (changed["a"], changed["b"], changed["shared"]) == (5, 5, 0)
     assert (changed["tasks"], changed["differing"], changed["only_a"], changed["only_b"]) == (4, 2, 1, 1)
     assert [
-        (one["task_id"], one["a_solved"], one["a_n"], one["b_solved"], one["b_n"]) for one in changed["examples"]
+        (example["task_id"], example["a_solved"], example["a_n"], example["b_solved"], example["b_n"])
+        for example in changed["examples"]
     ] == [
         ("t2", 0, 1, 1, 1),
         ("t3", 0, 1, 1, 1),
@@ -74,26 +75,28 @@ def test_a_run_is_compared_with_the_one_of_its_pipeline_before_it(browser: Brows
 
 
 def test_without_names_the_newest_run_is_shown(browser: Browser) -> None:
-    found = browser.json("/api/runs/compare")
-    assert found["b"]["run_id"] == OTHER
-    assert found["a"] is None, "no run of this pipeline is before it"
-    assert [one["run_id"] for one in found["runs"]] == [OTHER, SECOND, FIRST]
-    assert found["stages"] == []
+    answer = browser.json("/api/runs/compare")
+    assert answer["b"]["run_id"] == OTHER
+    assert answer["a"] is None, "no run of this pipeline is before it"
+    assert [run["run_id"] for run in answer["runs"]] == [OTHER, SECOND, FIRST]
+    assert answer["stages"] == []
     assert browser.json("/api/runs/compare", a=FIRST, b=FIRST)["same"] == ["warm", "score"]
     assert browser.json("/api/runs/compare", 404, a="none")["field"] == "a"
     assert browser.json("/api/runs/compare", 404, b="2026")["field"] == "b"
 
 
 def test_a_store_without_runs(tmp_path: Path) -> None:
-    found = Browser(tmp_path).json("/api/runs/compare")
-    assert (found["runs"], found["a"], found["b"], found["version"]) == ([], None, None, None)
+    answer = Browser(tmp_path).json("/api/runs/compare")
+    assert (answer["runs"], answer["a"], answer["b"], answer["version"]) == ([], None, None, None)
 
 
 def test_the_settings_of_a_pipeline_are_those_of_its_newest_run(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "sk-secret")
-    found = {one["name"]: one["value"] for one in browser.json("/api/settings", pipeline="sums")["settings"]}
-    assert found == {"score.samples": "8", "score.engine.type": '"transformers"', "score.token": '"***"'}
+    answer = {
+        setting["name"]: setting["value"] for setting in browser.json("/api/settings", pipeline="sums")["settings"]
+    }
+    assert answer == {"score.samples": "8", "score.engine.type": '"transformers"', "score.token": '"***"'}
     assert browser.json("/api/settings", 404, pipeline="sum")["field"] == "pipeline"
     assert browser.json("/api/settings", 400)["field"] == "pipeline"

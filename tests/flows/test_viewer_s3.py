@@ -15,9 +15,9 @@ def test_every_question_is_answered_from_a_bucket(bucket: str) -> None:
     make_store(bucket)
     record_run(bucket)
     browser = Browser(bucket)
-    found = browser.json("/api/overview")
-    assert (found["rows"], found["pipeline"], len(found["results"])) == (24, "sums", 2)
-    assert {one["stage"]: one["status"] for one in found["stages"]} == {
+    answer = browser.json("/api/overview")
+    assert (answer["rows"], answer["pipeline"], len(answer["results"])) == (24, "sums", 2)
+    assert {stage["stage"]: stage["status"] for stage in answer["stages"]} == {
         "warm": "cached",
         "grpo": "cached",
         "eval": "run",

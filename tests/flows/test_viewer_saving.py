@@ -60,7 +60,7 @@ def saved(writer: Browser, status: int = 200, **question: Any) -> Any:
 
 def ids_of(store: Path, artifact: str) -> list[str]:
     name, _, beginning = artifact.partition("/")
-    [manifest] = [one for one in Catalog(store).manifests(name) if one.fingerprint.startswith(beginning)]
+    [manifest] = [manifest for manifest in Catalog(store).manifests(name) if manifest.fingerprint.startswith(beginning)]
     record = InputRecord(stage=name, output="trajectories", fingerprint=manifest.fingerprint)
     handle = open_output(record, Catalog(store), TrajectoryBuffer(store))
     return list(handle.ids())  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ def test_a_filter_is_saved_by_a_name_with_its_version(writer: Browser, store: Pa
     config = manifest.ingredients.config
     assert (config["where"], config["version"], config["split"]) == ("success", 1, None)
     assert (manifest.run_id, manifest.ingredients.uses) == (BY_COMMAND, "trajectories.select")
-    assert "mine" not in [one.ingredients.stage for one in find_garbage(Catalog(store), 0).artifacts]
+    assert "mine" not in [artifact.ingredients.stage for artifact in find_garbage(Catalog(store), 0).artifacts]
     shown = writer.json("/api/facets", among=told["artifact"])
     assert shown["filtered"] == rows.height
     assert told["wiring"] == f"inputs: {{trajectories: {told['artifact']}}}"
@@ -107,7 +107,7 @@ def test_rows_that_no_filter_names_are_saved_too(writer: Browser, store: Path) -
 
 
 @pytest.mark.parametrize(
-    ("question", "status", "said"),
+    ("question", "status", "message"),
     [
         ({"filter": "reward > 5"}, 400, "no row"),
         ({"filter": "level in (select 1)"}, 400, "select"),
@@ -126,11 +126,11 @@ def test_rows_that_no_filter_names_are_saved_too(writer: Browser, store: Path) -
     ],
 )
 def test_what_cannot_be_saved_is_refused_and_writes_nothing(
-    writer: Browser, store: Path, question: dict[str, Any], status: int, said: str
+    writer: Browser, store: Path, question: dict[str, Any], status: int, message: str
 ) -> None:
     Catalog(store).tag("kept", "warm", "b" * 32)
     before = sorted(store.rglob("artifacts/*"))
-    assert said in saved(writer, status, **question)["error"]
+    assert message in saved(writer, status, **question)["error"]
     assert sorted(store.rglob("artifacts/*")) == before
 
 
@@ -183,8 +183,8 @@ def test_a_rule_means_what_its_filter_means(writer: Browser, store: Path, where:
     told = writer.json("/api/rule", filter=where)
     wanted = pl.DataFrame(writer.arrow("/api/rows", filter=where, limit="1000"))["trajectory_id"]
     rules = Rules.model_validate({"rules": yaml_text.plain(f"[{told['text']}]")})
-    found = curate(TrajectoryBuffer(store), rules.rules)
-    assert sorted(found.ids.to_pylist()) == sorted(wanted)
+    curated = curate(TrajectoryBuffer(store), rules.rules)
+    assert sorted(curated.ids.to_pylist()) == sorted(wanted)
     assert told["rows"] == len(wanted)
 
 

@@ -43,7 +43,7 @@ TREE = [
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("viewer") / "store"
     make_store(folder)
-    other = [one.model_copy(update={"task_id": "sums-1"}) for one in TREE[:1]]
+    other = [node.model_copy(update={"task_id": "sums-1"}) for node in TREE[:1]]
     table = to_table([*TREE, *other], NODE_SCHEMA)
     publish(Catalog(folder), "search", SEARCH, "search.tree", {"nodes": (Kind.TABLE, table)}, minutes=8)
     wrong = pa.table({"node": [1]})
@@ -52,30 +52,30 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_trees_are_listed_by_task(browser: Browser) -> None:
-    found = browser.json("/api/search-trees")
-    assert (found["artifact"], found["artifacts"], found["total"]) == (
+    answer = browser.json("/api/search-trees")
+    assert (answer["artifact"], answer["artifacts"], answer["total"]) == (
         "search/66666666",
         ["search/66666666", "own/77777777"],
         2,
     )
-    first, second = found["tasks"]
+    first, second = answer["tasks"]
     assert (first["task_id"], first["nodes"], first["depth"], first["visits"]) == (TASK, 5, 2, 6)
     assert (first["value"], first["ends"], first["best"]) == (0.5, 1, 1.0)
     assert 0.15 < first["low"] < 0.5 < first["high"] < 0.85
     assert (second["task_id"], second["nodes"], second["best"]) == ("sums-1", 1, None)
-    assert [one["task_id"] for one in browser.json("/api/search-trees", offset=1, limit=5)["tasks"]] == ["sums-1"]
+    assert [task["task_id"] for task in browser.json("/api/search-trees", offset=1, limit=5)["tasks"]] == ["sums-1"]
 
 
 def test_a_tree_is_laid_out_with_its_best_path(browser: Browser) -> None:
-    found = browser.json("/api/search-tree", artifact="search/66666666", task_id=TASK)
-    assert (found["left_out"], found["problem"], found["env"]) == (0, "", "sums")
-    assert found["prompt"] == "What is 0 + 1? 🙂"
-    by_text = {(one["x"], one["visits"]): one for one in found["nodes"]}
+    answer = browser.json("/api/search-tree", artifact="search/66666666", task_id=TASK)
+    assert (answer["left_out"], answer["problem"], answer["env"]) == (0, "", "sums")
+    assert answer["prompt"] == "What is 0 + 1? 🙂"
+    by_text = {(node["x"], node["visits"]): node for node in answer["nodes"]}
     root, often, good, end = by_text[0, 6], by_text[1, 4], by_text[1, 2], by_text[2, 1]
     assert root["parent"] is None
-    assert [found["nodes"][one["parent"]] for one in (often, good)] == [root, root]
-    assert [one["y"] for one in (root, often, good)] == [0.5, 0.0, 1.0]
-    assert [one["best"] for one in (root, good, end, often)] == [True, True, True, False]
+    assert [answer["nodes"][node["parent"]] for node in (often, good)] == [root, root]
+    assert [item["y"] for item in (root, often, good)] == [0.5, 0.0, 1.0]
+    assert [item["best"] for item in (root, good, end, often)] == [True, True, True, False]
     assert (often["value"], often["own"], often["text"]) == (0.25, 2, "<call>1</call><|im_end|>")
     assert (end["terminal"], end["reward"], end["born"]) == (True, 1.0, 1)
     assert by_text[2, 2]["value"] == 2.5
@@ -83,18 +83,18 @@ def test_a_tree_is_laid_out_with_its_best_path(browser: Browser) -> None:
 
 
 def test_nodes_whose_rows_are_not_in_this_version_have_no_text(browser: Browser) -> None:
-    found = browser.json("/api/search-tree", artifact="search/66666666", task_id=TASK, at=0)
-    assert "are not in version 0" in found["problem"]
-    assert {one["text"] for one in found["nodes"]} == {""}
+    answer = browser.json("/api/search-tree", artifact="search/66666666", task_id=TASK, at=0)
+    assert "are not in version 0" in answer["problem"]
+    assert {node["text"] for node in answer["nodes"]} == {""}
 
 
 def test_of_a_large_tree_the_nodes_that_were_visited_most_are_drawn(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nodes, "DRAWN", 3)
-    found = browser.json("/api/search-tree", artifact="search/66666666", task_id=TASK)
-    assert found["left_out"] == 2
-    assert sorted(one["visits"] for one in found["nodes"]) == [2, 4, 6]
+    answer = browser.json("/api/search-tree", artifact="search/66666666", task_id=TASK)
+    assert answer["left_out"] == 2
+    assert sorted(node["visits"] for node in answer["nodes"]) == [2, 4, 6]
 
 
 @pytest.mark.parametrize(
@@ -122,11 +122,11 @@ def test_the_best_path_is_one_way_from_the_root_to_a_leaf(made: list[tuple[int, 
     table = [{"total": value, "visits": 1} for _, value in made]
     path = sorted(nodes.best_path(table, parents))
     assert path[0] == 0
-    assert [parents[one] for one in path[1:]] == path[:-1]
+    assert [parents[node] for node in path[1:]] == path[:-1]
     assert path[-1] not in parents
-    for one in path[1:]:
-        beside = [number for number, parent in enumerate(parents) if parent == parents[one]]
-        assert table[one]["total"] == max(table[other]["total"] for other in beside)
+    for node in path[1:]:
+        beside = [number for number, parent in enumerate(parents) if parent == parents[node]]
+        assert table[node]["total"] == max(table[other]["total"] for other in beside)
 
 
 def test_what_a_policy_learned_from_is_named(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_what_a_policy_learned_from_is_named(tmp_path: Path) -> None:
     )
     read = {"rows": [("chosen", "trajectories", "b1" * 16)], "pairs": [("pairs", "pairs", "c1" * 16)]}
     publish(catalog, "dpo", learned, "train.dpo", {"model": (Kind.MODEL, Path.mkdir)}, read)
-    one = row(50, trajectory_id="after", policy=f"dpo/{learned[:8]}")
-    TrajectoryBuffer(tmp_path).append([one], stage="after", fingerprint="d1" * 16)
+    entry = row(50, trajectory_id="after", policy=f"dpo/{learned[:8]}")
+    TrajectoryBuffer(tmp_path).append([entry], stage="after", fingerprint="d1" * 16)
     policy = Browser(tmp_path).json("/api/rows/after")["lineage"]["policy"]
     assert policy["learned_from"] == [
         {"artifact": "chosen/b1b1b1b1", "kind": "rows"},

@@ -35,7 +35,7 @@ def test_what_several_ask_for_at_once_is_made_once() -> None:
         assert begun.wait(10)
         assert recent.get_or("other", lambda: 7) == 7, "another value is not waited for"
         done.set()
-    assert [one.result() for one in asked] == [1] * 4
+    assert [request.result() for request in asked] == [1] * 4
     assert list(recent) == ["key"]
 
 
@@ -74,7 +74,7 @@ def test_rows_are_sorted_filtered_and_turned(browser: Browser) -> None:
     )
     assert following["reward"].to_pylist() == [0.5, 0.5, 0.7]
     worst = browser.arrow("/api/rows", sort="success", desc="true", limit=1000)["success"].to_pylist()
-    assert worst == sorted(worst, key=lambda one: (one is None, one is not True)), "what is unknown comes last"
+    assert worst == sorted(worst, key=lambda value: (value is None, value is not True)), "what is unknown comes last"
     assert browser.ask("/api/rows", filter="env = 'none'").headers["x-total"] == "0"
     assert browser.arrow("/api/rows", filter="env = 'none'").num_rows == 0
     assert browser.arrow("/api/rows", offset=10_000).num_rows == 0
@@ -84,9 +84,9 @@ def test_a_text_is_cut_in_the_table_alone(tmp_path: Path) -> None:
     buffer = TrajectoryBuffer(tmp_path)
     buffer.append([row(0, prompt="é" * 5000)], stage="grpo", fingerprint="a" * 32)
     browser = Browser(tmp_path)
-    [found] = browser.arrow("/api/rows").to_pylist()
-    assert found["prompt"] == "é" * tables.TEXT
-    assert browser.json(f"/api/rows/{found['trajectory_id']}")["row"]["prompt"] == "é" * 5000
+    [result] = browser.arrow("/api/rows").to_pylist()
+    assert result["prompt"] == "é" * tables.TEXT
+    assert browser.json(f"/api/rows/{result['trajectory_id']}")["row"]["prompt"] == "é" * 5000
 
 
 def test_versions_of_the_past_stay(browser: Browser) -> None:
@@ -103,17 +103,17 @@ def test_versions_of_the_past_stay(browser: Browser) -> None:
 
 
 def test_facets_count_all_rows_and_those_in_the_filter(browser: Browser) -> None:
-    found = browser.json("/api/facets", filter="success and stage = 'grpo'")
-    assert [one["column"] for one in found["facets"]] == list(FACETS)
-    assert (found["total"], found["filtered"], found["version"]) == (24, 9, 3)
-    by_name = {one["column"]: one for one in found["facets"]}
-    assert {one["label"]: (one["all"], one["filtered"]) for one in by_name["success"]["bins"]} == {
+    answer = browser.json("/api/facets", filter="success and stage = 'grpo'")
+    assert [facet["column"] for facet in answer["facets"]] == list(FACETS)
+    assert (answer["total"], answer["filtered"], answer["version"]) == (24, 9, 3)
+    by_name = {facet["column"]: facet for facet in answer["facets"]}
+    assert {bin_["label"]: (bin_["all"], bin_["filtered"]) for bin_ in by_name["success"]["bins"]} == {
         "true": (11, 9),
         "false": (11, 0),
         UNKNOWN: (2, 0),
     }
     stages = by_name["stage"]["bins"]
-    assert [(one["label"], one["all"], one["where"]) for one in stages] == [
+    assert [(stage["label"], stage["all"], stage["where"]) for stage in stages] == [
         ("grpo", 20, "stage = 'grpo'"),
         ("eval", 4, "stage = 'eval'"),
     ]
@@ -121,32 +121,34 @@ def test_facets_count_all_rows_and_those_in_the_filter(browser: Browser) -> None
 
 def test_each_bar_chooses_the_rows_that_it_counts(browser: Browser) -> None:
     for facet in browser.json("/api/facets")["facets"]:
-        assert sum(one["all"] for one in facet["bins"]) == 24, facet["column"]
-        for one in facet["bins"]:
-            total = browser.ask("/api/rows", filter=one["where"]).headers["x-total"]
-            assert int(total) == one["all"], (facet["column"], one)
+        assert sum(bin_["all"] for bin_ in facet["bins"]) == 24, facet["column"]
+        for bin_ in facet["bins"]:
+            total = browser.ask("/api/rows", filter=bin_["where"]).headers["x-total"]
+            assert int(total) == bin_["all"], (facet["column"], bin_)
 
 
 @settings(max_examples=20)
-@given(st.lists(st.none() | st.floats(-1e6, 1e6).map(lambda one: round(one, 3)), min_size=1, max_size=50))
+@given(st.lists(st.none() | st.floats(-1e6, 1e6).map(lambda value: round(value, 3)), min_size=1, max_size=50))
 def test_bins_of_numbers_hold_the_rows_of_their_filters(values: list[float | None]) -> None:
     column = pl.Series("reward", values, pl.Float64)
-    found = spread(column)
-    for (_, _, _, where), count in zip(found.bins, found.all, strict=False):
+    result = spread(column)
+    for (_, _, _, where), count in zip(result.bins, result.all, strict=False):
         chosen, _ = filters.expression(where, COLUMNS)
         assert column.to_frame().filter(chosen).height == count, where
-    assert found.all.sum() == len(values)
+    assert result.all.sum() == len(values)
 
 
 @settings(max_examples=20)
 @given(st.lists(st.none() | st.text(max_size=6), min_size=1, max_size=60))
 def test_bins_of_texts_are_quoted(values: list[str | None]) -> None:
     column = pl.Series("env", values, pl.String)
-    found = spread(column)
-    for (_, _, _, where), count in zip(found.bins, found.all, strict=False):
+    result = spread(column)
+    for (_, _, _, where), count in zip(result.bins, result.all, strict=False):
         chosen, _ = filters.expression(where, COLUMNS)
         assert column.to_frame().filter(chosen).height == count, where
-    assert len({one for one in values if one is not None}) == found.more + sum(one[0] != UNKNOWN for one in found.bins)
+    assert len({value for value in values if value is not None}) == result.more + sum(
+        bin_[0] != UNKNOWN for bin_ in result.bins
+    )
 
 
 # what an attacker types
@@ -214,7 +216,7 @@ def test_polars_alone_would_read_the_file(secret: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "allowed"),
+    ("text", "message", "allowed"),
     [
         ("sucess", "there is no column 'sucess'; did you mean 'success'?", "success"),
         ("rewards > 0.5", "there is no column 'rewards'; did you mean 'reward'?", "reward"),
@@ -243,9 +245,9 @@ def test_polars_alone_would_read_the_file(secret: Path) -> None:
         ("date'2026-01-01' > created_at", "put a space before a text", None),
     ],
 )
-def test_a_wrong_filter_names_what_is_allowed(browser: Browser, text: str, said: str, allowed: str | None) -> None:
+def test_a_wrong_filter_names_what_is_allowed(browser: Browser, text: str, message: str, allowed: str | None) -> None:
     refused = browser.json("/api/rows", 400, filter=text)
-    assert said in refused["error"]
+    assert message in refused["error"]
     assert refused["field"] == "filter"
     assert allowed is None or allowed in refused["allowed"]
     assert refused["next"]
@@ -348,9 +350,9 @@ def test_search_uses_the_index_that_is_there(tmp_path: Path) -> None:
     make_store(tmp_path, rows=4)
     TrajectoryBuffer(tmp_path).search("warm up", 1)  # which builds it
     browser = Browser(tmp_path)
-    found = browser.json("/api/search", q="What is 3 + 1?", k=3)
-    assert len(found["hits"]) == 3
-    assert (found["version"], found["behind"]) == (3, 0)
+    answer = browser.json("/api/search", q="What is 3 + 1?", k=3)
+    assert len(answer["hits"]) == 3
+    assert (answer["version"], answer["behind"]) == (3, 0)
     TrajectoryBuffer(tmp_path).append([row(9)], stage="grpo", fingerprint="f" * 32)
     assert browser.json("/api/search", q="What is 3 + 1?", k=3)["behind"] == 1
 

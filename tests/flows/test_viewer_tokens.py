@@ -47,7 +47,7 @@ def test_tokens_and_their_text_agree_with_the_messages(browser: Browser) -> None
     joined = tokens["joined"].to_numpy(zero_copy_only=False)
     assert joined.sum() == 3, "an emoji of four tokens"
     mask = np.array(tokens["mask"].to_pylist())
-    assert tokens["logprob"].to_pylist() == [-0.25 if one else None for one in mask]
+    assert tokens["logprob"].to_pylist() == [-0.25 if acts else None for acts in mask]
     versions = tokens["version"].to_pylist()
     assert versions[0] is None
     assert versions[-1] == 0
@@ -57,7 +57,7 @@ def test_lenses_come_from_the_training_that_learned_from_the_row(browser: Browse
     tokens = browser.arrow("/api/tokens/grpo-aaaaaaaa-000010")
     assert tokens.schema.names == [*TOKEN_SCHEMA.names, "weight", "trained", "step"]
     mask = tokens["mask"].to_pylist()
-    assert tokens["weight"].to_pylist() == [0.5 if one else None for one in mask]
+    assert tokens["weight"].to_pylist() == [0.5 if acts else None for acts in mask]
     assert tokens["trained"].to_pylist() == mask
     assert set(tokens["step"].to_pylist()) == {None, 1}
     metadata = {key.decode(): value.decode() for key, value in tokens.schema.metadata.items()}
@@ -70,12 +70,12 @@ def test_lenses_come_from_the_training_that_learned_from_the_row(browser: Browse
 
 def test_log_probs_of_training_are_lenses_if_they_were_recorded(tmp_path: Path) -> None:
     name = make_store(tmp_path, rows=4)
-    one = row(0, name)
-    count = len(one.input_ids)
+    entry = row(0, name)
+    count = len(entry.input_ids)
     numbers = {"ref_logprobs": [-1.0] * count, "train_logprobs": [-0.5] * count, "entropy": [2.0] * count}
     more = [pa.field(lens, pa.list_(pa.float16())) for lens in ("train_logprobs", "entropy")]
     schema = pa.schema([pa.field("iteration", pa.int64()), *TRAINING_SCHEMA, *more])
-    table = pa.Table.from_pylist([training_row(one) | {"iteration": 7} | numbers], schema=schema)
+    table = pa.Table.from_pylist([training_row(entry) | {"iteration": 7} | numbers], schema=schema)
     publish(
         Catalog(tmp_path),
         "online",
@@ -87,22 +87,22 @@ def test_log_probs_of_training_are_lenses_if_they_were_recorded(tmp_path: Path) 
     tokens = Browser(tmp_path).arrow(f"/api/tokens/{FIRST}")
     spoken = tokens["mask"].to_pylist()
     for lens, value in {"ref_logprob": -1.0, "train_logprob": -0.5, "entropy": 2.0, "step": 7}.items():
-        assert tokens[lens].to_pylist() == [value if one else None for one in spoken], lens
+        assert tokens[lens].to_pylist() == [value if item else None for item in spoken], lens
 
 
 def test_all_training_rows_of_a_row_count_in_its_lenses_and_its_proof(tmp_path: Path) -> None:
     """A context that is cut in two: the loss of the earlier row ends where that of the later one begins."""
     name = make_store(tmp_path, rows=4)
-    one = row(0, name)
-    tool = one.messages[2]
+    entry = row(0, name)
+    tool = entry.messages[2]
     assert tool.token_start is not None
-    mask = np.array(one.action_mask)
+    mask = np.array(entry.action_mask)
     begins = np.flatnonzero(mask)[mask.sum() // 2]
-    early = [bool(value) and place < begins for place, value in enumerate(mask)]
+    early = [bool(value) and position < begins for position, value in enumerate(mask)]
     early[tool.token_start] = True  # which only the earlier row's proof can find
-    late = [bool(value) and place >= begins for place, value in enumerate(mask)]
-    first = training_row(one, mask=early, weights=[0.25] * len(mask))
-    rows = [first, training_row(one, mask=late, weights=[0.75] * len(mask))]
+    late = [bool(value) and position >= begins for position, value in enumerate(mask)]
+    first = training_row(entry, mask=early, weights=[0.25] * len(mask))
+    rows = [first, training_row(entry, mask=late, weights=[0.75] * len(mask))]
     table = pa.Table.from_pylist(rows, schema=TRAINING_SCHEMA)
     publish(Catalog(tmp_path), "sft", "8" * 32, "train.sft", {"rows": (Kind.TABLE, table)}, minutes=9, config=ONCE)
     browser = Browser(tmp_path)
@@ -111,7 +111,7 @@ def test_all_training_rows_of_a_row_count_in_its_lenses_and_its_proof(tmp_path: 
     assert tokens["trained"].to_pylist() == either
     weights = [0.25 if a else 0.75 if b else None for a, b in zip(early, late, strict=True)]
     assert tokens["weight"].to_pylist() == weights
-    assert [one["token"] for one in browser.json(f"/api/rows/{FIRST}")["proof"]] == [tool.token_start]
+    assert [item["token"] for item in browser.json(f"/api/rows/{FIRST}")["proof"]] == [tool.token_start]
 
 
 def test_rows_without_tokens_say_so(browser: Browser) -> None:
@@ -120,10 +120,10 @@ def test_rows_without_tokens_say_so(browser: Browser) -> None:
     assert tokens.schema.metadata[b"text"] == b"no"
     assert b"has no tokens" in tokens.schema.metadata[b"reason"]
     assert browser.ask("/api/tokens/eval-cccccccc-000000/text").content == b""
-    found = browser.json("/api/rows/eval-cccccccc-000000")
-    assert found["messages"][0]["token_start"] is None
-    assert found["proof"] == []
-    assert found["lineage"]["learned_by"] == []
+    answer = browser.json("/api/rows/eval-cccccccc-000000")
+    assert answer["messages"][0]["token_start"] is None
+    assert answer["proof"] == []
+    assert answer["lineage"]["learned_by"] == []
 
 
 def test_a_tokenizer_that_no_model_here_has_leaves_ids(tmp_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_a_tokenizer_that_no_model_here_has_leaves_ids(tmp_path: Path) -> None:
 
 def test_a_training_row_of_other_tokens_is_said(tmp_path: Path) -> None:
     name = make_store(tmp_path, rows=4)
-    one = row(1, name)
-    changed = training_row(one, input_ids=[IM_END, *one.input_ids[1:]])
+    entry = row(1, name)
+    changed = training_row(entry, input_ids=[IM_END, *entry.input_ids[1:]])
     table = pa.Table.from_pylist([changed], schema=TRAINING_SCHEMA)
     publish(Catalog(tmp_path), "sft", "8" * 32, "train.sft", {"rows": (Kind.TABLE, table)}, minutes=9, config=ONCE)
-    tokens = Browser(tmp_path).arrow(f"/api/tokens/{one.trajectory_id}")
+    tokens = Browser(tmp_path).arrow(f"/api/tokens/{entry.trajectory_id}")
     assert tokens.schema.names == TOKEN_SCHEMA.names
     assert "other tokens" in json.loads(tokens.schema.metadata[b"absent"])["weight"]
 
@@ -152,15 +152,15 @@ def test_a_training_row_of_other_tokens_is_said(tmp_path: Path) -> None:
 def test_any_bytes_become_text_with_exact_places(tokens: list[bytes], ids: list[int]) -> None:
     pieces = [*tokens, UNKNOWN]
     known = TokenBytes(np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)]), strips=False)
-    found = decoded(known, np.array(ids, dtype=np.int32))
-    text = found.text.decode()  # it is UTF-8
-    raw = b"".join(pieces[min(one, len(tokens))] for one in ids)
+    result = decoded(known, np.array(ids, dtype=np.int32))
+    text = result.text.decode()  # it is UTF-8
+    raw = b"".join(pieces[min(token, len(tokens))] for token in ids)
     assert text == raw.decode("utf-8", "surrogateescape").translate(dict.fromkeys(range(0xDC80, 0xDD00), 0xFFFD))
-    ends = found.start + found.length
-    assert (found.start[1:] == ends[:-1]).all()
-    assert (ends[-1] if len(ids) else 0) == len(found.text)
-    for place, joined in zip(found.start, found.joined, strict=True):
-        assert not joined or found.text[place] & 0xC0 == 0x80
+    ends = result.start + result.length
+    assert (result.start[1:] == ends[:-1]).all()
+    assert (ends[-1] if len(ids) else 0) == len(result.text)
+    for position, joined in zip(result.start, result.joined, strict=True):
+        assert not joined or result.text[position] & 0xC0 == 0x80
 
 
 SENTENCEPIECE = {
@@ -193,7 +193,7 @@ def test_tokens_of_odd_tokenizers(
     keep(buffer.storage, TOKENIZER, lambda: json.dumps(tokenizer))
     spoken: dict[str, Any] = {"input_ids": ids, "action_mask": [True] * len(ids), "logprobs": [-1.0] * len(ids)}
     spoken |= {"n_tokens": len(ids), "n_action_tokens": len(ids), "spans": [], "tokenizer": TOKENIZER}
-    bare = [one.model_copy(update={"token_start": None, "token_end": None}) for one in row(0).messages]
+    bare = [message.model_copy(update={"token_start": None, "token_end": None}) for message in row(0).messages]
     buffer.append([row(0, messages=bare, **spoken)], stage="grpo", fingerprint=GRPO)
     browser = Browser(tmp_path)
     assert browser.ask(f"/api/tokens/{FIRST}/text").text == text

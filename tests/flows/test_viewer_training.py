@@ -39,11 +39,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = make_store(folder, rows=8)
     rows = [row(number, name) for number in range(4)]
     steps = [
-        {"step": number // 2, "trajectory_id": one.trajectory_id, "advantage": number - 1.5, "trained": number != 3}
-        for number, one in enumerate(rows)
+        {"step": number // 2, "trajectory_id": entry.trajectory_id, "advantage": number - 1.5, "trained": number != 3}
+        for number, entry in enumerate(rows)
     ]
     steps.append({"step": 1, "trajectory_id": "gone-00000000-000000", "advantage": 0.0, "trained": False})
-    batches = [training_row(one) | {"iteration": number // 2, "step": 0} for number, one in enumerate(rows[:3])]
+    batches = [training_row(entry) | {"iteration": number // 2, "step": 0} for number, entry in enumerate(rows[:3])]
     schema = pa.schema([pa.field("iteration", pa.int64()), pa.field("step", pa.int64()), *TRAINING_SCHEMA])
     outputs = {
         "steps": (Kind.TABLE, pa.Table.from_pylist(steps)),
@@ -66,25 +66,25 @@ def begin(store: Path, lines: int) -> None:
 
 
 def test_training_is_listed_with_its_series(browser: Browser) -> None:
-    [found] = browser.json("/api/training")["stages"]
-    assert (found["artifact"], found["uses"], found["steps"]) == (f"online/{ONLINE[:8]}", "train.online", 2)
-    assert found["series"] == ["loss", "grad_norm"]
-    table = browser.arrow("/api/training/metrics", artifact=found["artifact"])
+    [stage] = browser.json("/api/training")["stages"]
+    assert (stage["artifact"], stage["uses"], stage["steps"]) == (f"online/{ONLINE[:8]}", "train.online", 2)
+    assert stage["series"] == ["loss", "grad_norm"]
+    table = browser.arrow("/api/training/metrics", artifact=stage["artifact"])
     assert table.to_pydict() == {"step": [0.0, 1.0], "loss": [0.5, 0.25], "grad_norm": [1.0, None]}
 
 
 def test_a_step_leads_to_its_rows(browser: Browser) -> None:
     rows = browser.arrow("/api/training/rows", artifact=f"online/{ONLINE[:8]}", step=1).to_pylist()
-    assert [one["trajectory_id"] for one in rows] == [
+    assert [entry["trajectory_id"] for entry in rows] == [
         "grpo-aaaaaaaa-000002",
         "grpo-aaaaaaaa-000003",
         "gone-00000000-000000",
     ]
-    assert [one["weight"] for one in rows] == [0.5, 1.5, 0.0]
-    assert [one["trained"] for one in rows] == [True, False, False]
-    assert [one["group_id"] for one in rows] == ["g0", "g0", None]
-    assert [one["success"] for one in rows] == [False, True, None]
-    assert [one["staleness"] for one in rows] == [3, 3, None]  # trained at version 3, sampled by version 0
+    assert [entry["weight"] for entry in rows] == [0.5, 1.5, 0.0]
+    assert [entry["trained"] for entry in rows] == [True, False, False]
+    assert [entry["group_id"] for entry in rows] == ["g0", "g0", None]
+    assert [entry["success"] for entry in rows] == [False, True, None]
+    assert [entry["staleness"] for entry in rows] == [3, 3, None]  # trained at version 3, sampled by version 0
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_live_lines_come_after_a_cursor(tmp_path: Path) -> None:
     again = browser.json("/api/live/lines", run_id=RUN, stage="late", cursor=first["cursor"] + 1000)
     assert again["restarted"]
     assert len(again["lines"]) == 3
-    [working] = [one for one in browser.json("/api/training")["stages"] if one["artifact"] is None]
+    [working] = [stage for stage in browser.json("/api/training")["stages"] if stage["artifact"] is None]
     assert (working["stage"], working["run_id"]) == ("late", RUN)
 
 
@@ -178,11 +178,11 @@ def test_bounds_of_the_doctor_come_with_the_series(tmp_path: Path) -> None:
     publish(Catalog(tmp_path), "late", "4" * 32, "train.grpo", {"metrics": (Kind.TABLE, metrics)}, config=config)
     begin(tmp_path, 1)
     working, late = Browser(tmp_path).json("/api/training")["stages"]
-    assert [(one["metric"], one["bound"], one["above"]) for one in late["bands"]] == [
+    assert [(band["metric"], band["bound"], band["above"]) for band in late["bands"]] == [
         ("clip_share", 0.6, True),
         ("ess", 0.3, False),
     ]
-    assert [one["metric"] for one in working["bands"]] == ["reference_kl", "ess"]
+    assert [band["metric"] for band in working["bands"]] == ["reference_kl", "ess"]
 
 
 def test_a_run_is_told_stage_by_stage(tmp_path: Path) -> None:
@@ -194,10 +194,12 @@ def test_a_run_is_told_stage_by_stage(tmp_path: Path) -> None:
     assert (late["status"], late["live"], late["artifact"]) == ("running", True, None)
     ended = browser.json("/api/run", run="20260101")
     assert ended["state"] == "failed"
-    told = {one["stage"]: (one["status"], one["uses"], one["cause"], one["live"]) for one in ended["stages"]}
+    told = {
+        stage["stage"]: (stage["status"], stage["uses"], stage["cause"], stage["live"]) for stage in ended["stages"]
+    }
     assert told["grpo"] == ("ran", "train.grpo", "", False)
     assert told["eval"] == ("failed", "", "ValueError: no", False)
-    assert {one["stage"]: one["warnings"] for one in ended["stages"]} == {
+    assert {stage["stage"]: stage["warnings"] for stage in ended["stages"]} == {
         "warm": [],
         "grpo": ["env_errors 2"],
         "eval": [],
@@ -217,8 +219,8 @@ def test_findings_lead_to_their_artifact() -> None:
     }
     printed = json.dumps({"stages": {"grpo": [finding], "gone": [finding]}})
     done: Any = SimpleNamespace(stdout=printed, stderr="", returncode=1)
-    found = diagnosed("r", done, {"grpo": "grpo/aaaaaaaa"}).findings
-    assert [(one.artifact, one.rows, one.tokens) for one in found] == [
+    findings = diagnosed("r", done, {"grpo": "grpo/aaaaaaaa"}).findings
+    assert [(item.artifact, item.rows, item.tokens) for item in findings] == [
         ("grpo/aaaaaaaa", ["a"], [3]),
         (None, ["a"], [3]),
     ]
@@ -239,18 +241,18 @@ def test_one_step_is_replayed_at_a_time_and_can_be_stopped(store: Path, monkeypa
         jobs.start(name, 0, [])
     assert refused.value.status == 409
     jobs.stop()
-    while (found := jobs.of(name, 1).replays[0]).working:
+    while (replay := jobs.of(name, 1).replays[0]).working:
         time.sleep(0.01)
-    assert found.problem == "it was stopped"
+    assert replay.problem == "it was stopped"
     with pytest.raises(RefusedError, match="trained nothing"):
         jobs.start("warm/" + "b" * 8, 0, [])
 
 
 def test_what_a_replay_printed_is_answered() -> None:
     key = ("grpo/aaaaaaaa", 2, ("beta=1",))
-    said = {"step": 2, "rows": 4, "recorded": {"loss": 0.5}, "replayed": {"loss": 0.25}, "changed": [], "equal": False}
-    found = replays.replayed(key, json.dumps(said), "", 1.5)
-    assert (found.working, found.rows, found.recorded, found.replayed) == (False, 4, {"loss": 0.5}, {"loss": 0.25})
+    text = {"step": 2, "rows": 4, "recorded": {"loss": 0.5}, "replayed": {"loss": 0.25}, "changed": [], "equal": False}
+    result = replays.replayed(key, json.dumps(text), "", 1.5)
+    assert (result.working, result.rows, result.recorded, result.replayed) == (False, 4, {"loss": 0.5}, {"loss": 0.25})
     failed = replays.replayed(key, "", "a warning\nerror: --set x: unknown\n", 1.0)
     assert failed.problem == "--set x: unknown"
 
@@ -284,7 +286,7 @@ def test_the_doctor_looks_at_a_run(tmp_path: Path) -> None:
     record_run(tmp_path)
     doctor = Doctor(Catalog(tmp_path), str(tmp_path))
     assert doctor.of("last").working
-    while (found := doctor.of("last")).working:
+    while (run := doctor.of("last")).working:
         asyncio.run(asyncio.sleep(0.2))
-    assert found.problem is None
-    assert found.run_id == "20260101-120000-abcd"
+    assert run.problem is None
+    assert run.run_id == "20260101-120000-abcd"

@@ -35,16 +35,16 @@ from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Message, Span
 
 
 def test_a_row_with_all_that_leads_to_it_and_from_it(browser: Browser) -> None:
-    found = browser.json(f"/api/rows/{FIRST}")
-    assert found["version"] == 3
-    assert found["row"]["env"] == "sums"
-    assert found["row"]["created_at"].startswith("2026-01-01T12:00:00")
-    assert [one["role"] for one in found["messages"]] == ["user", "assistant", "tool", "assistant"]
-    assert [one["error"] for one in found["messages"]] == [False, False, True, False]
-    assert found["messages"][1]["tool_calls"] == [{"id": "c1", "name": "add", "arguments": '{"x": 1}'}]
-    assert found["tags"] == ["sampled"]
-    assert found["spans"][0]["version"] == 0
-    made = found["lineage"]
+    answer = browser.json(f"/api/rows/{FIRST}")
+    assert answer["version"] == 3
+    assert answer["row"]["env"] == "sums"
+    assert answer["row"]["created_at"].startswith("2026-01-01T12:00:00")
+    assert [message["role"] for message in answer["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert [message["error"] for message in answer["messages"]] == [False, False, True, False]
+    assert answer["messages"][1]["tool_calls"] == [{"id": "c1", "name": "add", "arguments": '{"x": 1}'}]
+    assert answer["tags"] == ["sampled"]
+    assert answer["spans"][0]["version"] == 0
+    made = answer["lineage"]
     assert made["made_by"] == {
         "pipeline": "sums",
         "stage": "grpo",
@@ -61,7 +61,7 @@ def test_a_row_with_all_that_leads_to_it_and_from_it(browser: Browser) -> None:
         "learned_from": [],
     }
     assert made["learned_by"] == [{"stage": "grpo", "fingerprint": GRPO, "steps": [0], "models": []}]
-    assert (found["proof"], found["breaches"]) == ([], 0)
+    assert (answer["proof"], answer["breaches"]) == ([], 0)
 
 
 def test_neighbours_are_of_the_same_stage_run_and_attempts_of_the_same_task(browser: Browser) -> None:
@@ -78,10 +78,10 @@ def test_neighbours_are_of_the_same_stage_run_and_attempts_of_the_same_task(brow
 def test_failed_answers_are_all_if_all_failed_and_else_those_that_say_so() -> None:
     texts = ["Error: no such file", "unknown", "an error is not meant here"]
     answers = [{"role": "user", "content": "Error"}, *({"role": "tool", "content": text} for text in texts)]
-    found = {n_errors: trajectory.failed(answers, n_errors) for n_errors in range(5)}
-    assert found == {0: set(), 1: {1}, 2: {1}, 3: {1, 2, 3}, 4: {1}}
+    result = {n_errors: trajectory.failed(answers, n_errors) for n_errors in range(5)}
+    assert result == {0: set(), 1: {1}, 2: {1}, 3: {1, 2, 3}, 4: {1}}
     assert trajectory.failed(answers[:1], 0) == set()
-    known = [one | {"error": error} for one, error in zip(answers, (None, False, True, None), strict=True)]
+    known = [answer | {"error": error} for answer, error in zip(answers, (None, False, True, None), strict=True)]
     assert [trajectory.failed(known, n_errors) for n_errors in (0, 1, 3)] == [{2}] * 3
 
 
@@ -90,9 +90,9 @@ def test_long_tools_are_cut_and_said_to_be(tmp_path: Path) -> None:
     tools = json.dumps([{"name": "find", "description": "x" * 250_000}])
     long = row(1, name).model_copy(update={"trajectory_id": "long", "tools": tools})
     TrajectoryBuffer(tmp_path).append([long], stage="other", fingerprint="5" * 32)
-    found = Browser(tmp_path).json("/api/rows/long")
-    assert (len(found["tools"]), found["tools_characters"]) == (200_000, len(tools))
-    assert found["final_state_characters"] == len(found["final_state"])
+    answer = Browser(tmp_path).json("/api/rows/long")
+    assert (len(answer["tools"]), answer["tools_characters"]) == (200_000, len(tools))
+    assert answer["final_state_characters"] == len(answer["final_state"])
 
 
 @pytest.mark.parametrize(
@@ -131,21 +131,21 @@ def test_many_long_messages_are_one_short_page(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(trajectory, "WHOLE", 10_000)
     bare = [Message(role="user", content="x" * 4000) for _ in range(50)]  # type: ignore[arg-type]
     nothing: dict[str, Any] = {"input_ids": [], "action_mask": [], "logprobs": [], "spans": [], "n_tokens": 0}
-    one = row(0, **nothing, n_action_tokens=0, messages=bare)
-    TrajectoryBuffer(tmp_path).append([one], stage="grpo", fingerprint=GRPO)
+    entry = row(0, **nothing, n_action_tokens=0, messages=bare)
+    TrajectoryBuffer(tmp_path).append([entry], stage="grpo", fingerprint=GRPO)
     browser = Browser(tmp_path)
-    found = browser.json(f"/api/rows/{FIRST}")["messages"]
-    assert [len(one["content"]) for one in found] == [4000] * 3 + [trajectory.CUT_MORE] * 47
-    assert [one["cut"] for one in found] == [False] * 3 + [True] * 47
+    answer = browser.json(f"/api/rows/{FIRST}")["messages"]
+    assert [len(message["content"]) for message in answer] == [4000] * 3 + [trajectory.CUT_MORE] * 47
+    assert [item["cut"] for item in answer] == [False] * 3 + [True] * 47
     assert len(browser.json(f"/api/rows/{FIRST}/messages/49")["content"]) == 4000
 
 
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_message_of_50_mb_is_cut_until_it_is_asked_for(tmp_path: Path) -> None:
-    one = row(0)
+    entry = row(0)
     long = "x" * (50 * 2**20)
-    messages = [*one.messages[:3], Message(role="assistant", content=long)]  # type: ignore[arg-type]
+    messages = [*entry.messages[:3], Message(role="assistant", content=long)]  # type: ignore[arg-type]
     nothing: dict[str, Any] = {"input_ids": [], "action_mask": [], "logprobs": [], "spans": [], "n_tokens": 0}
     bare = [message.model_copy(update={"token_start": None, "token_end": None}) for message in messages]
     big = row(0, **nothing, n_action_tokens=0, messages=bare, prompt="z" * 10**7, final_state=json.dumps("y" * 10**6))
@@ -174,46 +174,46 @@ def test_a_message_of_50_mb_is_cut_until_it_is_asked_for(tmp_path: Path) -> None
 
 def broken(tmp_path: Path, **fields: Any) -> Any:
     """The page of a row that breaks a rule. The buffer refuses such rows, so it is written as other tools would."""
-    one = row(1).model_copy(update=fields)
-    table = to_table([one], TRAJECTORY_SCHEMA)
-    sampled = np.array(one.action_mask)
-    found = trajectory.breaches(table, table["messages"][0].as_py(), Artifacts(Catalog(tmp_path)), sampled)
-    return [(token, rule) for token, rule in found]
+    entry = row(1).model_copy(update=fields)
+    table = to_table([entry], TRAJECTORY_SCHEMA)
+    sampled = np.array(entry.action_mask)
+    result = trajectory.breaches(table, table["messages"][0].as_py(), Artifacts(Catalog(tmp_path)), sampled)
+    return [(token, rule) for token, rule in result]
 
 
 def test_every_token_that_no_policy_sampled_is_found(tmp_path: Path) -> None:
-    one = row(1)
+    entry = row(1)
     assert broken(tmp_path) == []
-    first = one.action_mask.index(True)
-    tool = one.messages[2].token_start
+    first = entry.action_mask.index(True)
+    tool = entry.messages[2].token_start
     assert tool is not None
-    inside = [value or place == tool for place, value in enumerate(one.action_mask)]
+    inside = [value or position == tool for position, value in enumerate(entry.action_mask)]
     assert broken(tmp_path, action_mask=inside)[0] == (tool, trajectory.NOT_ASSISTANT)
-    unspanned = [*one.messages[:3], one.messages[3].model_copy(update={"token_start": None, "token_end": None})]
-    last = one.messages[3].token_start
+    unspanned = [*entry.messages[:3], entry.messages[3].model_copy(update={"token_start": None, "token_end": None})]
+    last = entry.messages[3].token_start
     assert last is not None
     assert broken(tmp_path, messages=unspanned)[0] == (last, trajectory.OUTSIDE)
-    unknown = [float("nan") if place == first else value for place, value in enumerate(one.logprobs)]
+    unknown = [float("nan") if position == first else value for position, value in enumerate(entry.logprobs)]
     assert broken(tmp_path, logprobs=unknown) == [(first, trajectory.NO_LOGPROB)]
-    assert broken(tmp_path, logprobs=[float("nan")] * len(one.logprobs)) == [], "an import that knows none"
+    assert broken(tmp_path, logprobs=[float("nan")] * len(entry.logprobs)) == [], "an import that knows none"
     assert broken(tmp_path, fork_at=first + 2) == [(first, trajectory.SHARED), (first + 1, trajectory.SHARED)]
-    short = [one.spans[0].model_copy(update={"start": first + 1})]
+    short = [entry.spans[0].model_copy(update={"start": first + 1})]
     assert broken(tmp_path, spans=short) == [(first, trajectory.NO_VERSION)]
 
 
 def test_training_on_a_tool_s_answer_is_found(tmp_path: Path) -> None:
     name = make_store(tmp_path, rows=4)
-    one = row(0, name)
-    tool = one.messages[2]
+    entry = row(0, name)
+    tool = entry.messages[2]
     assert tool.token_start is not None
-    wrong = [value or place == tool.token_start for place, value in enumerate(one.action_mask)]
-    table = pa.Table.from_pylist([training_row(one, mask=wrong)], schema=TRAINING_SCHEMA)
+    wrong = [value or position == tool.token_start for position, value in enumerate(entry.action_mask)]
+    table = pa.Table.from_pylist([training_row(entry, mask=wrong)], schema=TRAINING_SCHEMA)
     publish(Catalog(tmp_path), "sft", "8" * 32, "train.sft", {"rows": (Kind.TABLE, table)}, minutes=9, config=ONCE)
-    found = Browser(tmp_path).json(f"/api/rows/{FIRST}")
+    answer = Browser(tmp_path).json(f"/api/rows/{FIRST}")
     rule = "sft/88888888 trained on it, and no policy sampled it"
-    assert found["proof"] == [{"token": tool.token_start, "rule": rule}]
-    assert found["breaches"] == 1
-    learned = found["lineage"]["learned_by"]
+    assert answer["proof"] == [{"token": tool.token_start, "rule": rule}]
+    assert answer["breaches"] == 1
+    learned = answer["lineage"]["learned_by"]
     assert learned[0] == {"stage": "sft", "fingerprint": "8" * 32, "steps": [0, 1], "models": []}, "newest first"
 
 
@@ -222,14 +222,14 @@ def test_what_the_parents_of_a_continuation_sampled_may_be_trained_on(tmp_path: 
     parent = row(0, name)
     begin = parent.messages[3].token_start
     assert begin is not None
-    own = [value and place >= begin for place, value in enumerate(parent.action_mask)]
-    known = [value if place >= begin else float("nan") for place, value in enumerate(parent.logprobs)]
+    own = [value and position >= begin for position, value in enumerate(parent.action_mask)]
+    known = [value if position >= begin else float("nan") for position, value in enumerate(parent.logprobs)]
     changes = {"action_mask": own, "logprobs": known, "fork_at": begin, "n_action_tokens": sum(own), "n_steps": 1}
     changes |= {"n_tool_calls": 0, "spans": [Span(version=0, start=begin, end=len(own))], "episode_id": "next"}
     forked = parent.model_copy(update={**changes, "trajectory_id": "next-1", "parent_id": parent.trajectory_id})
     orphan = forked.model_copy(update={"trajectory_id": "next-2", "parent_id": "gone", "episode_id": "other"})
     TrajectoryBuffer(tmp_path).append([forked, orphan], stage="more", fingerprint="6" * 32)
-    rows = [training_row(one, mask=parent.action_mask) for one in (forked, orphan)]
+    rows = [training_row(item, mask=parent.action_mask) for item in (forked, orphan)]
     table = pa.Table.from_pylist(rows, schema=TRAINING_SCHEMA)
     publish(Catalog(tmp_path), "sft", "8" * 32, "train.sft", {"rows": (Kind.TABLE, table)}, minutes=9, config=ONCE)
     browser = Browser(tmp_path)
@@ -244,30 +244,30 @@ def test_training_on_pairs_is_found_from_both_sides(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     publish(catalog, "pairs", PAIRS, "pairs.build", {"pairs": (Kind.PAIRS, pairs)}, minutes=3)
     rows = [
-        training_row(one, row_id="p", label=sign, weights=[float(sign)] * len(one.input_ids))
-        for one, sign in ((chosen, 1), (rejected, -1))
+        training_row(entry, row_id="p", label=sign, weights=[float(sign)] * len(entry.input_ids))
+        for entry, sign in ((chosen, 1), (rejected, -1))
     ]
     table = pa.Table.from_pylist(rows, schema=TRAINING_SCHEMA)
     inputs = {"pairs": [("pairs", "pairs", PAIRS)]}
     publish(catalog, "dpo", DPO, "train.dpo", {"rows": (Kind.TABLE, table)}, inputs, 4, ONCE)
     browser = Browser(tmp_path)
-    for one, sign in ((chosen, 1.0), (rejected, -1.0)):
-        found = browser.json(f"/api/rows/{one.trajectory_id}")["lineage"]["learned_by"]
-        assert found[0]["stage"] == "dpo"
-        weights = browser.arrow(f"/api/tokens/{one.trajectory_id}")["weight"].drop_null().unique().to_pylist()
+    for entry, sign in ((chosen, 1.0), (rejected, -1.0)):
+        answer = browser.json(f"/api/rows/{entry.trajectory_id}")["lineage"]["learned_by"]
+        assert answer[0]["stage"] == "dpo"
+        weights = browser.arrow(f"/api/tokens/{entry.trajectory_id}")["weight"].drop_null().unique().to_pylist()
         assert weights == [sign]
     assert browser.json("/api/rows/grpo-aaaaaaaa-000003")["lineage"]["learned_by"] == []
 
 
 def test_a_row_whose_makers_are_gone(tmp_path: Path) -> None:
     TrajectoryBuffer(tmp_path).append([row(0, policy="gone/12345678")], stage="more", fingerprint="6" * 32)
-    found = Browser(tmp_path).json(f"/api/rows/{FIRST}")["lineage"]
-    assert found["policy"] == {
+    answer = Browser(tmp_path).json(f"/api/rows/{FIRST}")["lineage"]
+    assert answer["policy"] == {
         "name": "gone/12345678",
         "version": 0,
         "stage": None,
         "fingerprint": None,
         "learned_from": [],
     }
-    assert found["made_by"]["uses"] == ""
-    assert found["made_by"]["inputs"] == []
+    assert answer["made_by"]["uses"] == ""
+    assert answer["made_by"]["inputs"] == []

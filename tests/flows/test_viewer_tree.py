@@ -26,7 +26,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("viewer") / "store"
     make_store(folder)
     ids = [f"grpo-aaaaaaaa-{number:06d}" for number in (1, 3, 5, 6)]  # the last one has no outcome
-    dropped = pa.Table.from_pylist([{"trajectory_id": one, "rule": RULE} for one in ids], schema=DROPPED_SCHEMA)
+    dropped = pa.Table.from_pylist([{"trajectory_id": token, "rule": RULE} for token in ids], schema=DROPPED_SCHEMA)
     levels = [
         {"rule": RULE, "before": 20, "after": 16, "dropped_examples": ids[:3]},
         {"rule": "unique", "before": 16, "after": 16, "dropped_examples": []},
@@ -43,59 +43,61 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12))
 def test_a_tree_holds_each_sequence_once_and_shares_what_can_be_shared(sequences: list[list[int]]) -> None:
-    arrays = [np.array(one, dtype=np.int32) for one in sequences]
+    arrays = [np.array(sequence, dtype=np.int32) for sequence in sequences]
     branches = prefix_tree(arrays)
-    for number, one in enumerate(branches):
-        assert one.parent is None or one.parent < number
-        assert one.end > one.start
-        texts = {tuple(sequences[member][one.start : one.end]) for member in one.members}
+    for number, branch in enumerate(branches):
+        assert branch.parent is None or branch.parent < number
+        assert branch.end > branch.start
+        texts = {tuple(sequences[member][branch.start : branch.end]) for member in branch.members}
         assert len(texts) == 1, "a branch is shared by all of its members"
-        assert one.start == (branches[one.parent].end if one.parent is not None else 0)
+        assert branch.start == (branches[branch.parent].end if branch.parent is not None else 0)
         beside = [other for other in branches if other.parent == number]
         starts = [sequences[child.members[0]][child.start] for child in beside]
         assert len(set(starts)) == len(starts), "branches part at their first token"
-        assert sorted([*one.ends, *(member for child in beside for member in child.members)]) == sorted(one.members)
-        assert len(beside) + bool(one.ends) != 1 or not beside, "no branch could be longer"
-    ended = sorted(member for one in branches for member in one.ends)
-    assert ended == [number for number, one in enumerate(sequences) if one]
-    parents = [one.parent for one in branches]
+        assert sorted([*branch.ends, *(member for child in beside for member in child.members)]) == sorted(
+            branch.members
+        )
+        assert len(beside) + bool(branch.ends) != 1 or not beside, "no branch could be longer"
+    ended = sorted(member for branch in branches for member in branch.ends)
+    assert ended == [number for number, sequence in enumerate(sequences) if sequence]
+    parents = [branch.parent for branch in branches]
     places = rows_of_drawing(parents)
     leaves = sorted(places[number] for number in range(len(branches)) if number not in parents)
     assert leaves == [float(number) for number in range(len(leaves))]
 
 
 def test_the_attempts_at_a_task_are_a_tree(browser: Browser) -> None:
-    found = browser.json("/api/task/tree", env="sums", task_id="sums-0")
-    assert (found["rows"], found["left_out"]) == (4, 4)
-    root, *children = found["branches"]
+    answer = browser.json("/api/task/tree", env="sums", task_id="sums-0")
+    assert (answer["rows"], answer["left_out"]) == (4, 4)
+    root, *children = answer["branches"]
     assert (root["parent"], root["start"], root["end"], root["rows"]) == (None, 0, len("What is "), 4)
     assert root["text"] == "What is "
     assert root["success"] == 0.5
     assert (root["reward"], root["rewarded"]) == (pytest.approx(0.15), 4)
     assert 0 < root["low"] < 0.15 < root["high"] < 0.7
-    assert (root["x"], [one["x"] for one in children]) == (0, [1, 1, 1, 1])
-    assert [one["parent"] for one in children] == [0, 0, 0, 0]
-    assert [one["ends"] for one in children] == [[f"grpo-aaaaaaaa-{number:06d}"] for number in range(4)]
-    assert [one["success"] for one in children] == [0.0, 1.0, 0.0, 1.0]
+    assert (root["x"], [child["x"] for child in children]) == (0, [1, 1, 1, 1])
+    assert [child["parent"] for child in children] == [0, 0, 0, 0]
+    assert [child["ends"] for child in children] == [[f"grpo-aaaaaaaa-{number:06d}"] for number in range(4)]
+    assert [child["success"] for child in children] == [0.0, 1.0, 0.0, 1.0]
     assert children[2]["text"].startswith("2 + 1? 🙂<|im_end|>")
-    assert [one["y"] for one in children] == [0.0, 1.0, 2.0, 3.0]
+    assert [child["y"] for child in children] == [0.0, 1.0, 2.0, 3.0]
     assert root["y"] == 1.5
     assert browser.json("/api/task/tree", 404, env="sums", task_id="none")["field"] == "task_id"
 
 
 def test_a_task_without_tokens_has_no_branch(tmp_path: Path) -> None:
     nothing: dict[str, Any] = {"input_ids": [], "action_mask": [], "logprobs": [], "spans": [], "n_tokens": 0}
-    bare = [one.model_copy(update={"token_start": None, "token_end": None}) for one in row(0).messages]
+    bare = [message.model_copy(update={"token_start": None, "token_end": None}) for message in row(0).messages]
     rows = [row(number, task_id="t", messages=bare, n_action_tokens=0, **nothing) for number in range(2)]
     TrajectoryBuffer(tmp_path).append(rows, stage="grpo", fingerprint="a" * 32)
-    found = Browser(tmp_path).json("/api/task/tree", env="sums", task_id="t")
-    assert (found["rows"], found["left_out"], found["branches"]) == (0, 2, [])
+    answer = Browser(tmp_path).json("/api/task/tree", env="sums", task_id="t")
+    assert (answer["rows"], answer["left_out"], answer["branches"]) == (0, 2, [])
 
 
 def test_funnels_say_what_rules_dropped_and_warn_of_successes(browser: Browser) -> None:
-    found = browser.json("/api/curation")
-    assert (found["version"], found["more"]) == (3, 0)
-    newest, older = found["funnels"]
+    answer = browser.json("/api/curation")
+    assert (answer["version"], answer["more"]) == (3, 0)
+    newest, older = answer["funnels"]
     assert (newest["artifact"], newest["recorded"], older["recorded"]) == ("curated/44444444", True, False)
     first, second = newest["levels"]
     assert (first["rule"], first["before"], first["after"]) == (RULE, 20, 16)
@@ -116,8 +118,8 @@ def test_the_rows_that_a_rule_dropped_are_a_part_of_the_buffer(browser: Browser)
     assert browser.ask("/api/rows", at=1, **where).headers["x-total"] == "4"
     facets = browser.json("/api/facets", filter="success is null", **where)
     assert (facets["total"], facets["filtered"]) == (24, 1)
-    success = next(one for one in facets["facets"] if one["column"] == "success")
-    assert sum(one["all"] for one in success["bins"]) == 24
+    success = next(facet for facet in facets["facets"] if facet["column"] == "success")
+    assert sum(bin_["all"] for bin_ in success["bins"]) == 24
 
 
 def test_the_rows_that_an_artifact_chose_are_a_part_of_the_buffer(browser: Browser) -> None:
@@ -128,7 +130,7 @@ def test_the_rows_that_an_artifact_chose_are_a_part_of_the_buffer(browser: Brows
 
 
 @pytest.mark.parametrize(
-    ("query", "field", "said"),
+    ("query", "field", "message"),
     [
         ({"among": "curated/44444444", "rule": "none"}, "rule", "no rule 'none' dropped a row"),
         ({"among": "older/55555555", "rule": RULE}, "among", "did not record which rows it dropped"),
@@ -138,12 +140,14 @@ def test_the_rows_that_an_artifact_chose_are_a_part_of_the_buffer(browser: Brows
         ({"rule": RULE}, "among", "a rule needs the artifact that has it"),
     ],
 )
-def test_what_is_no_part_of_the_buffer_is_said(browser: Browser, query: dict[str, Any], field: str, said: str) -> None:
+def test_what_is_no_part_of_the_buffer_is_said(
+    browser: Browser, query: dict[str, Any], field: str, message: str
+) -> None:
     for path in ("/api/rows", "/api/facets"):
         answer = browser.ask(path, **query)
         assert answer.status_code in (400, 404)
         assert answer.json()["field"] == field
-        assert said in answer.json()["error"]
+        assert message in answer.json()["error"]
 
 
 def test_an_empty_store_has_no_funnel(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ class Browser:
             sent.append(message)
 
         asyncio.run(self.app(scope, receive, send))
-        start = next(one for one in sent if one["type"] == "http.response.start")
-        body = b"".join(one.get("body", b"") for one in sent if one["type"] == "http.response.body")
+        start = next(event for event in sent if event["type"] == "http.response.start")
+        body = b"".join(event.get("body", b"") for event in sent if event["type"] == "http.response.body")
         return start["status"], {name.decode(): value.decode() for name, value in start["headers"]}, body
 
 
@@ -153,7 +153,7 @@ def row(number: int, tokenizer: str = "", **fields: Any) -> Trajectory:
         "tokenizer": tokenizer,
         "input_ids": ids,
         "action_mask": mask,
-        "logprobs": [-0.25 if one else float("nan") for one in mask],
+        "logprobs": [-0.25 if acts else float("nan") for acts in mask],
         "spans": [Span(version=number // 8, start=mask.index(True), end=len(ids))],
     }
     return Trajectory.model_validate(values | fields)
@@ -226,13 +226,13 @@ def make_store(store: Path | str, rows: int = 20) -> str:
     nothing |= {"n_tokens": 0, "n_action_tokens": 0, "n_steps": 2}
     evaluated = []
     for number in range(4):
-        one = row(number, **nothing)
-        messages = [message.model_copy(update={"token_start": None, "token_end": None}) for message in one.messages]
+        entry = row(number, **nothing)
+        messages = [message.model_copy(update={"token_start": None, "token_end": None}) for message in entry.messages]
         evaluated.append(
-            one.model_copy(update={"messages": messages, "trajectory_id": trajectory_id("eval", EVAL, number)})
+            entry.model_copy(update={"messages": messages, "trajectory_id": trajectory_id("eval", EVAL, number)})
         )
     buffer.append(evaluated, stage="eval", fingerprint=EVAL, **common)
-    trained = [training_row(one) | {"iteration": number // 4, "step": number} for number, one in enumerate(made[::2])]
+    trained = [training_row(row) | {"iteration": number // 4, "step": number} for number, row in enumerate(made[::2])]
     schema = pa.schema([pa.field("iteration", pa.int64()), pa.field("step", pa.int64()), *TRAINING_SCHEMA])
     publish(
         catalog,

@@ -61,7 +61,7 @@ def rollouts(harness: Harness, model: Model, tasks: Tasks) -> Trajectories:
 
 
 def by_id(*selections: Trajectories) -> dict[str, Trajectory]:
-    return {row.trajectory_id: row for one in selections for row in one.read()}
+    return {row.trajectory_id: row for selection in selections for row in selection.read()}
 
 
 def task_of(row: Trajectory) -> Task:

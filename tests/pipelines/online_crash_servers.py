@@ -38,7 +38,7 @@ def main() -> None:
                 time.sleep(moments.uniform(0, 0.2))
                 victim = ("run", "server")[len(victims) % 2]
                 below = started.children(recursive=True)
-                servers = [one for one in below if "vllm" in " ".join(one.cmdline()).lower()]
+                servers = [process for process in below if "vllm" in " ".join(process.cmdline()).lower()]
                 if not servers:
                     continue
                 for process in [started] if victim == "run" else servers:
@@ -74,8 +74,8 @@ def lines(path: Path) -> int:
 
 def alive(processes: list[psutil.Process]) -> list[str]:
     """Those that do not end within half a minute."""
-    _, found = psutil.wait_procs(processes, timeout=30)
-    return [str(one) for one in found if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    _, result = psutil.wait_procs(processes, timeout=30)
+    return [str(item) for item in result if item.is_running() and item.status() != psutil.STATUS_ZOMBIE]
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def main() -> None:
         ended(forked(lambda way=way, play=play: play(given / way / "calm")))  # type: ignore[misc]
         left[way] = {}
         for moment in moments:
-            folder, found = given / way / moment.__name__, list[list[str]]()
+            folder, result = given / way / moment.__name__, list[list[str]]()
             for number in MOMENTS[moment]:
 
                 def die(moment: Any = moment, number: int = number, folder: Path = folder, play: Any = play) -> None:
@@ -169,9 +169,9 @@ def main() -> None:
                     play(folder)
 
                 killed(forked(die))
-                found.append(names_in(folder))
+                result.append(names_in(folder))
             ended(forked(lambda folder=folder, play=play: play(folder)))  # type: ignore[misc]
-            left[way][moment.__name__] = found
+            left[way][moment.__name__] = result
     print(json.dumps(left))
 
 

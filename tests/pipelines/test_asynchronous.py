@@ -78,14 +78,14 @@ def slow(harness: Harness, tasks: Tasks) -> Tasks:
 
 def logprobs(policy: Policy, row: Trajectory) -> list[float]:
     """Log-probs of a row's tokens under a policy."""
-    one = TrainingRow(row_id="r", input_ids=row.input_ids, mask=row.action_mask, weights=[0.0] * len(row.input_ids))
-    return batch_logprobs(policy, TrainingRows.of([one]))[0].tolist()
+    item = TrainingRow(row_id="r", input_ids=row.input_ids, mask=row.action_mask, weights=[0.0] * len(row.input_ids))
+    return batch_logprobs(policy, TrainingRows.of([item]))[0].tolist()
 
 
-def apart(row: Trajectory, found: list[float], start: int, end: int) -> float:
+def apart(row: Trajectory, actual: list[float], start: int, end: int) -> float:
     """The largest difference from the recorded log-probs between two places."""
-    acted = [place for place in range(start, end) if row.action_mask[place]]
-    return max(abs(found[place] - row.logprobs[place]) for place in acted)
+    acted = [position for position in range(start, end) if row.action_mask[position]]
+    return max(abs(actual[position] - row.logprobs[position]) for position in acted)
 
 
 def versions(made: Result) -> list[int]:
@@ -98,10 +98,10 @@ def is_covered(made: Result, bound: int) -> list[dict[str, Any]]:
     """The coverage of a run of small size, after a look at it that does not rely on the stage's own."""
     rows = made["trajectories"].read()
     tickets = made["coverage"].table().to_pylist()
-    assert sorted(one["ticket"] for one in tickets) == list(range(12))
+    assert sorted(ticket["ticket"] for ticket in tickets) == list(range(12))
     recorded = made["steps"].table().to_pylist()
-    assert sorted(one["trajectory_id"] for one in recorded) == sorted(row.trajectory_id for row in rows)
-    batch_of, version = {one["trajectory_id"]: one["step"] for one in recorded}, versions(made)
+    assert sorted(row["trajectory_id"] for row in recorded) == sorted(row.trajectory_id for row in rows)
+    batch_of, version = {row["trajectory_id"]: row["step"] for row in recorded}, versions(made)
     for row in rows:
         assert 0 <= version[batch_of[row.trajectory_id]] - row.policy_version <= bound
     assert made.metrics["turns_trained_of_drawn"] == 1
@@ -114,8 +114,8 @@ def test_labels_are_true_while_weights_change_under_way(harness: Harness, warm: 
     config = {**SMALL, "ahead": 1, "max_staleness": 2, "engine": FREE, "checkpoints": {"every": 1, "last": 9}}
     made = harness.run(online, {**config, "optimizer": {"lr": 1e-2}}, model=warm, tasks=slow)
     tickets = is_covered(made, 2)
-    assert max(one["staleness"] for one in tickets) > 0
-    assert made.metrics["oldest"] == max(one["staleness"] for one in tickets)
+    assert max(ticket["staleness"] for ticket in tickets) > 0
+    assert made.metrics["oldest"] == max(ticket["staleness"] for ticket in tickets)
     policies = {0: Policy.load(warm.path)}
     for path in made["checkpoints"].path.glob("*.pt"):
         saved = torch.load(path, weights_only=True)
@@ -142,14 +142,14 @@ def test_nothing_is_dropped_and_nothing_is_late(
     tickets = is_covered(made, bound)
     if engine == "exact":
         version = versions(made)
-        for one in tickets:  # a set is sampled by the weights with which it was opened, and taken in order
-            opened = max(0, one["batch"] - ahead - 1)
-            assert one["batch"] == one["ticket"] // 3
-            assert one["staleness"] == version[one["batch"]] - version[opened]
+        for ticket in tickets:  # a set is sampled by the weights with which it was opened, and taken in order
+            opened = max(0, ticket["batch"] - ahead - 1)
+            assert ticket["batch"] == ticket["ticket"] // 3
+            assert ticket["staleness"] == version[ticket["batch"]] - version[opened]
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (
             {"ahead": 1},
@@ -164,8 +164,8 @@ def test_nothing_is_dropped_and_nothing_is_late(
         ({"deepspeed": {}, "engine": {"type": "vllm", "sync": "nccl"}}, "sync: nccl takes weights from the stage"),
     ],
 )
-def test_files_that_cannot_be_kept_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_files_that_cannot_be_kept_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         online.config.model_validate(settings)
 
 
@@ -183,11 +183,11 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("said", FAULTS)
-def test_what_a_run_dropped_doubled_or_delayed_is_found(said: str) -> None:
-    tickets = FAULTS[said]
-    rows = {one["ticket"]: one["rows"] for one in tickets}
-    with pytest.raises(CoverageError, match=re.escape(said)):
+@pytest.mark.parametrize("message", FAULTS)
+def test_what_a_run_dropped_doubled_or_delayed_is_found(message: str) -> None:
+    tickets = FAULTS[message]
+    rows = {ticket["ticket"]: ticket["rows"] for ticket in tickets}
+    with pytest.raises(CoverageError, match=re.escape(message)):
         check(tickets, rows, 2, 3, 1)
 
 
@@ -230,11 +230,11 @@ def test_a_server_that_is_killed_costs_no_row_and_no_bound(
     settings = {"ahead": 1, "max_staleness": 2, "engine": engine, **way}
     made = harness.run(online, {**SMALL, **settings}, model=warm, tasks=slow)
     tickets = is_covered(made, 2)
-    assert max(one["staleness"] for one in tickets) > 0
+    assert max(ticket["staleness"] for ticket in tickets) > 0
     assert len(kept) == len(set(kept)) == 48
     assert not servers()
 
 
 def servers() -> list[psutil.Process]:
     """vLLM's servers among the children of this process."""
-    return [one for one in psutil.Process().children() if "vllm" in " ".join(one.cmdline())]
+    return [child for child in psutil.Process().children() if "vllm" in " ".join(child.cmdline())]

@@ -42,11 +42,11 @@ class Simulated:
         return 0.8 - 0.7 * boundary / TURNS
 
     def of(self, nodes: Iterable[ForkPoint]) -> dict[str, list[Trajectory]]:
-        self.drawn.update(self.again(one for one in nodes if one.name not in self.drawn))
+        self.drawn.update(self.again(node for node in nodes if node.name not in self.drawn))
         return self.drawn
 
     def again(self, nodes: Iterable[ForkPoint]) -> dict[str, list[Trajectory]]:
-        return {one.name: list(self._draws(len(one.prefix.ids) // 2)) for one in nodes}
+        return {node.name: list(self._draws(len(node.prefix.ids) // 2)) for node in nodes}
 
     def _draws(self, boundary: int) -> Iterator[Trajectory]:
         for _ in range(self.k):

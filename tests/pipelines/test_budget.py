@@ -102,9 +102,9 @@ def test_rollouts_that_mostly_end_by_a_limit_and_never_succeed_are_said(
 ) -> None:
     """An untrained policy says nothing that ends."""
     stage, config = STAGES[name](120)
-    with pytest.warns(UserWarning, match=r"\d+% of \d+ .*rollouts ended by a limit") as said:
+    with pytest.warns(UserWarning, match=r"\d+% of \d+ .*rollouts ended by a limit") as caught:
         harness.run(stage, config, model=model, tasks=tasks)
-    assert any("rollouts succeeded" in str(one.message) for one in said)
+    assert any("rollouts succeeded" in str(text.message) for text in caught)
 
 
 def test_progress_shows_what_moves(

@@ -257,8 +257,8 @@ def test_the_tables_name_what_exists() -> None:
 
 def _has(kind: Any, path: list[str]) -> bool:
     """Whether a model, or one of those in a union, has a field."""
-    found = [getattr(one, "model_fields", {}).get(path[0]) for one in (kind, *get_args(kind))]
-    return any(field and (len(path) == 1 or _has(field.annotation, path[1:])) for field in found)
+    matches = [getattr(item, "model_fields", {}).get(path[0]) for item in (kind, *get_args(kind))]
+    return any(field and (len(path) == 1 or _has(field.annotation, path[1:])) for field in matches)
 
 
 SHADOW = """

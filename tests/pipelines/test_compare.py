@@ -100,20 +100,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_sweep_is_one_table_with_seeds_pooled(store: str) -> None:
-    found = compare(Catalog(store), ["eval"])
-    assert found.keys == ["share"]
-    assert [(arm.varied, arm.seeds, len(arm.runs)) for arm in found.arms] == [
+    comparison = compare(Catalog(store), ["eval"])
+    assert comparison.keys == ["share"]
+    assert [(arm.varied, arm.seeds, len(arm.runs)) for arm in comparison.arms] == [
         ({"share": 0.4}, ("0", "1", "2"), 3),
         ({"share": 0.6}, ("0", "1", "2"), 3),
     ]
-    first, second = (arm.estimate for arm in found.arms)
+    first, second = (arm.estimate for arm in comparison.arms)
     assert first.mean == pytest.approx(0.4, abs=0.03)
     assert second.mean == pytest.approx(0.6, abs=0.03)
-    [(arm, difference)] = found.differences()
+    [(arm, difference)] = comparison.differences()
     assert difference.mean == pytest.approx(0.2, abs=0.02)
     assert (difference.tasks, difference.lost, difference.shown) == (199, 0, True)
-    assert verdict(arm, found.arms[0], difference).startswith("share 0.6 is better than share 0.4: +20.")
-    assert "tasks gained, 0 lost" in verdict(arm, found.arms[0], difference)
+    assert verdict(arm, comparison.arms[0], difference).startswith("share 0.6 is better than share 0.4: +20.")
+    assert "tasks gained, 0 lost" in verdict(arm, comparison.arms[0], difference)
 
 
 def test_the_report_has_the_same_table(store: str) -> None:
@@ -129,25 +129,29 @@ def test_the_report_has_the_same_table(store: str) -> None:
 
 
 def test_two_artifacts_are_compared_task_by_task(store: str) -> None:
-    found = compare(Catalog(store), ["eval-fit-0.4-0", "eval_shifted"])
-    assert found.keys == ["shift"]
-    [(arm, difference)] = found.differences()
+    comparison = compare(Catalog(store), ["eval-fit-0.4-0", "eval_shifted"])
+    assert comparison.keys == ["shift"]
+    [(arm, difference)] = comparison.differences()
     assert (difference.gained, difference.lost) == (0, 3)
     assert difference.mean == pytest.approx(-3 / 199)
-    assert verdict(arm, found.arms[0], difference).startswith("no difference shown between shift 3 and shift 0: -1.5 p")
-    assert found.to_json()["arms"][0]["unscored"] == 1
+    assert verdict(arm, comparison.arms[0], difference).startswith(
+        "no difference shown between shift 3 and shift 0: -1.5 p"
+    )
+    assert comparison.to_json()["arms"][0]["unscored"] == 1
 
 
 def test_arms_that_are_made_in_different_ways_have_no_varied_keys(store: str) -> None:
-    found = compare(Catalog(store), ["eval_else", "eval-fit-0.6-*"])
-    assert found.keys == []
-    assert [arm.name for arm in found.arms] == ["eval_else", "eval-fit-0.6-0 to eval-fit-0.6-2"], "seeds are pooled"
-    assert found.arms[1].seeds == ("0", "1", "2")
+    comparison = compare(Catalog(store), ["eval_else", "eval-fit-0.6-*"])
+    assert comparison.keys == []
+    assert [arm.name for arm in comparison.arms] == ["eval_else", "eval-fit-0.6-0 to eval-fit-0.6-2"], (
+        "seeds are pooled"
+    )
+    assert comparison.arms[1].seeds == ("0", "1", "2")
 
 
 def test_greedy_attempts_are_compared_apart(store: str) -> None:
-    found = compare(Catalog(store), ["eval"], greedy=True)
-    assert [arm.estimate.mean for arm in found.arms] == [1.0, 1.0]
+    comparison = compare(Catalog(store), ["eval"], greedy=True)
+    assert [arm.estimate.mean for arm in comparison.arms] == [1.0, 1.0]
 
 
 def test_the_command_prints_a_table_and_a_verdict(store: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,9 +160,9 @@ def test_the_command_prints_a_table_and_a_verdict(store: str, capsys: pytest.Cap
     assert "shift  tasks  success  95 % interval" in out
     assert "no difference shown between shift 3 and shift 0" in out
     assert cli.call(["compare", "eval", "--store", store, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["varied"] == ["share"]
-    assert found["differences"][0]["verdict"].startswith("share 0.6 is better")
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["varied"] == ["share"]
+    assert printed["differences"][0]["verdict"].startswith("share 0.6 is better")
 
 
 @pytest.mark.parametrize(

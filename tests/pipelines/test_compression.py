@@ -44,7 +44,7 @@ def limit(warm: Model, tasks: Tasks) -> int:
     """Of a prompt: the longest one of a task, and a short step."""
     policy = Policy.load(warm.path)
     runner = RolloutRunner(policy, TransformersEngine(policy.model), load_environment("lookup"), Sampling())
-    return max(len(policy.codec.opening(*one)) for one in runner.openings(tasks.read())) + 20
+    return max(len(policy.codec.opening(*opening)) for opening in runner.openings(tasks.read())) + 20
 
 
 def sampled(harness: Harness, warm: Model, tasks: Tasks, limit: int, **compress: Any) -> Any:
@@ -65,17 +65,17 @@ def test_each_answer_is_observed_in_one_segment(
     for parts in by_episode(made["trajectories"].read()):
         without_tokens: set[str | None] = set()
         for part in parts:
-            weights, answers = seen.weights(part), [one for one in part.messages if one.role is Role.TOOL]
+            weights, answers = seen.weights(part), [message for message in part.messages if message.role is Role.TOOL]
             new = [
-                one
-                for one in answers
-                if (one.token_start or 0) > (part.action_mask.index(True) if part.segment else 0)
-                or (one.token_start is not None and one.tool_call_id in without_tokens)
+                answer
+                for answer in answers
+                if (answer.token_start or 0) > (part.action_mask.index(True) if part.segment else 0)
+                or (answer.token_start is not None and answer.tool_call_id in without_tokens)
             ]
-            later += sum(one.tool_call_id in without_tokens for one in new)
-            said = [token for token, weight in zip(part.input_ids, weights, strict=True) if weight]
-            assert tokenizer.decode(said) == "".join(one.content for one in new)
-            without_tokens = {one.tool_call_id for one in answers if one.token_start is None}
+            later += sum(message.tool_call_id in without_tokens for message in new)
+            texts = [token for token, weight in zip(part.input_ids, weights, strict=True) if weight]
+            assert tokenizer.decode(texts) == "".join(message.content for message in new)
+            without_tokens = {answer.tool_call_id for answer in answers if answer.token_start is None}
     assert (later > 0) == (by != "summary")
     assert seen.unplaced == 0
 
@@ -90,8 +90,8 @@ def test_rows_are_what_the_engine_saw(harness: Harness, warm: Model, tasks: Task
     assert sum(row.scored_success() for row in firsts(rows)) / len(episodes) == pytest.approx(made.metrics["success"])
     policy = Policy.load(warm.path)
     asked = [
-        TrainingRow(row_id="", unit=n, input_ids=one.input_ids, mask=one.action_mask, weights=[0.0] * one.n_tokens)
-        for n, one in enumerate(rows)
+        TrainingRow(row_id="", unit=n, input_ids=row.input_ids, mask=row.action_mask, weights=[0.0] * row.n_tokens)
+        for n, row in enumerate(rows)
     ]
     for row, scored in zip(rows, batch_logprobs(policy, TrainingRows.of(asked), 8192), strict=True):
         mask = np.array(row.action_mask)
@@ -107,38 +107,44 @@ def test_rows_are_what_the_engine_saw(harness: Harness, warm: Model, tasks: Task
 
 
 def _check_segment(row: Trajectory, after: Trajectory | None, by: str, policy: Policy, limit: int) -> None:
-    said = [one for one in row.messages if one.role is Role.ASSISTANT]
-    own = [one for one in said if row.action_mask[one.token_start or 0]]
-    sums_up = [one for one, before in zip(row.messages[1:], row.messages, strict=False) if before.name == SUMMARY]
-    assert all((one.token_start or 0) <= limit for one in own if one not in sums_up), "no longer prompt"
+    turns = [message for message in row.messages if message.role is Role.ASSISTANT]
+    own = [text for text in turns if row.action_mask[text.token_start or 0]]
+    sums_up = [
+        message for message, before in zip(row.messages[1:], row.messages, strict=False) if before.name == SUMMARY
+    ]
+    assert all((message.token_start or 0) <= limit for message in own if message not in sums_up), "no longer prompt"
     assert row.n_steps == len(own) - len(sums_up), (
         "a summary is no step, and a turn that stands there again is another's"
     )
-    calls = sum(len(one.tool_calls) for one in own if one not in sums_up)
+    calls = sum(len(message.tool_calls) for message in own if message not in sums_up)
     assert calls == row.n_tool_calls or row.termination is Termination.MAX_STEPS, "what was said last is not done"
-    assert row.n_action_tokens == sum((one.token_end or 0) - (one.token_start or 0) for one in own), "summaries too"
+    assert row.n_action_tokens == sum((message.token_end or 0) - (message.token_start or 0) for message in own), (
+        "summaries too"
+    )
     if after is None:
         return
     assert bool(sums_up) == (by == "summary")
     again = [
-        one for one in after.messages if one.role is Role.ASSISTANT and not after.action_mask[one.token_start or 0]
+        message
+        for message in after.messages
+        if message.role is Role.ASSISTANT and not after.action_mask[message.token_start or 0]
     ]
     text = after.messages[0].content.partition("So far:\n")[2]
     if by == "summary":
         assert text == sums_up[0].content.strip()
     elif by == "drop":
         assert not text
-    for one in again:  # the tokens that were sampled, not the message encoded anew
-        ids = after.input_ids[one.token_start : one.token_end]
-        assert any(ids == row.input_ids[old.token_start : old.token_end] for old in said)
-        assert one.reward is None
+    for message in again:  # the tokens that were sampled, not the message encoded anew
+        ids = after.input_ids[message.token_start : message.token_end]
+        assert any(ids == row.input_ids[old.token_start : old.token_end] for old in turns)
+        assert message.reward is None
 
 
 def test_an_evaluation_counts_attempts(harness: Harness, warm: Model, tasks: Tasks, limit: int) -> None:
     config = {**LIMITS, "samples": 2, "compress": {"limit": limit}}
     made = harness.run(evaluate, config, model=warm, tasks=tasks)
     rows = made["trajectories"].read()
-    overall = {one["decoding"]: one for one in made["results"].table().to_pylist() if one["level"] == -1}
+    overall = {result["decoding"]: result for result in made["results"].table().to_pylist() if result["level"] == -1}
     number = len(tasks.read())
     assert (overall["sampled"]["attempts"], overall["greedy"]["attempts"]) == (2 * number, number)
     assert len(rows) > 3 * number
@@ -160,8 +166,8 @@ def test_rejection_keeps_whole_episodes_and_pairs_leave_them_out(
     episodes: dict[str, set[str]] = {}
     for row in kept:
         episodes.setdefault(row.task_id, set()).add(row.episode_id)
-    one = harness.run(reject, {"keep": 1}, trajectories=[made])["trajectories"].read()
-    assert len(firsts(one)) == len(episodes) == len({row.task_id for row in one})
+    item = harness.run(reject, {"keep": 1}, trajectories=[made])["trajectories"].read()
+    assert len(firsts(item)) == len(episodes) == len({row.task_id for row in item})
     paired = harness.run(outcome, trajectories=[made])
     assert paired.metrics["segments_left_out"] == sum(number for number in parts.values() if number > 1)
 
@@ -169,10 +175,10 @@ def test_rejection_keeps_whole_episodes_and_pairs_leave_them_out(
 def test_a_score_is_that_of_the_whole_episode(harness: Harness, warm: Model, tasks: Tasks, limit: int) -> None:
     made = sampled(harness, warm, tasks, limit)["trajectories"]
     done = harness.run(score, {"rewards": [{"type": "exact"}]}, trajectories=[made], tasks=[tasks])
-    found = {row["trajectory_id"]: row["success"] for row in done["scores"].table().to_pylist()}
+    result = {row["trajectory_id"]: row["success"] for row in done["scores"].table().to_pylist()}
     rows = made.read()
-    assert set(found) == {row.trajectory_id for row in rows}
-    assert {row.trajectory_id: row.success for row in rows} == found, "the answer stands in the last segment"
+    assert set(result) == {row.trajectory_id for row in rows}
+    assert {row.trajectory_id: row.success for row in rows} == result, "the answer stands in the last segment"
     assert done.metrics["rows"] == len(firsts(rows)) < len(rows)
 
 
@@ -189,27 +195,27 @@ def test_an_online_run_learns_from_episodes(harness: Harness, warm: Model, tasks
     }  # fmt: skip
     made = harness.run(online, config, model=warm, tasks=tasks)
     rows = {row.trajectory_id: row for row in made["trajectories"].read()}
-    assert sum(one["rows"] for one in made["coverage"].table().to_pylist()) == 24 == len(firsts(rows.values()))
+    assert sum(item["rows"] for item in made["coverage"].table().to_pylist()) == 24 == len(firsts(rows.values()))
     assert len(rows) > 24
     advantages: dict[str, set[float]] = {}
     steps = made["steps"].table().to_pylist()
-    assert {one["trajectory_id"] for one in steps} == set(rows)
-    for one in steps:
-        row = rows[one["trajectory_id"]]
+    assert {step["trajectory_id"] for step in steps} == set(rows)
+    for entry in steps:
+        row = rows[entry["trajectory_id"]]
         if row.n_action_tokens:
-            advantages.setdefault(row.episode_id, set()).add(round(one["advantage"], 9))
-        assert not (one["trained"] and row.termination is Termination.MAX_CONTEXT)
+            advantages.setdefault(row.episode_id, set()).add(round(entry["advantage"], 9))
+        assert not (entry["trained"] and row.termination is Termination.MAX_CONTEXT)
     assert all(len(each) == 1 for each in advantages.values())
     assert any(row.termination is Termination.MAX_CONTEXT for row in rows.values())
-    for number, one in enumerate(made["metrics"].table().to_pylist()):
+    for number, metric in enumerate(made["metrics"].table().to_pylist()):
         mine = firsts(row for row in rows.values() if row.policy_version == number)
-        assert one["success"] == pytest.approx(np.mean([row.scored_success() for row in mine]))
-        assert (one["out_of_context"] or 0) == sum(row.termination is Termination.MAX_CONTEXT for row in mine)
+        assert metric["success"] == pytest.approx(np.mean([row.scored_success() for row in mine]))
+        assert (metric["out_of_context"] or 0) == sum(row.termination is Termination.MAX_CONTEXT for row in mine)
         for group in {row.group_id for row in mine}:
             mean = np.mean([next(iter(advantages[row.episode_id])) for row in mine if row.group_id == group])
             assert mean == pytest.approx(0, abs=1e-6), "over episodes, not over rows"
     batches = made["batches"].table().to_pylist()
-    places = {(one["step"], one["iteration"], one["row_id"]) for one in batches}
+    places = {(batch["step"], batch["iteration"], batch["row_id"]) for batch in batches}
     updates = {row: step for step, _, row in places}
     assert all(updates[name] == updates[episode_of(name)] for name in updates if episode_of(name) in updates)
 
@@ -255,11 +261,11 @@ def test_the_log_of_an_online_run_keeps_segments_together(
     rows = [row.model_copy(update={"trajectory_id": name_of(name, row.segment), "episode_id": name}) for row in parts]
     OnlineLog(context).keep(rows)
     after_a_kill = OnlineLog(context)
-    found = after_a_kill.under_way([name, context.trajectory_id(1)])
-    assert {key: [row.trajectory_id for row in each] for key, each in found.items()} == {
+    result = after_a_kill.under_way([name, context.trajectory_id(1)])
+    assert {key: [row.trajectory_id for row in each] for key, each in result.items()} == {
         name: [row.trajectory_id for row in rows]
     }
-    after_a_kill.append(found[name])
+    after_a_kill.append(result[name])
     after_another = OnlineLog(context)
     assert after_another.under_way([name]) == {}
     stored = after_another.stored([name, context.trajectory_id(1)])
@@ -269,7 +275,7 @@ def test_the_log_of_an_online_run_keeps_segments_together(
 
 
 @pytest.mark.parametrize(
-    ("compress", "said"),
+    ("compress", "message"),
     [
         ({"limit": 100}, "set compress.limit to 96 or less"),
         ({"limit": 90, "by": "summary"}, "set compress.limit to 72 or less"),
@@ -277,22 +283,22 @@ def test_the_log_of_an_online_run_keeps_segments_together(
     ],
 )
 def test_a_limit_that_cannot_work_is_refused(
-    harness: Harness, warm: Model, tasks: Tasks, compress: dict[str, Any], said: str
+    harness: Harness, warm: Model, tasks: Tasks, compress: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         sampled(harness, warm, tasks, **compress)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "said"),
+    ("algorithm", "message"),
     [
         ({"type": "ppo"}, "ppo values one row"),
         ({"type": "grpo", "credit": "subgoal"}, "credit: subgoal compares whole rows"),
         ({"type": "grpo", "overlong": {"limit": 9}}, "overlong punishes rows"),
     ],
 )
-def test_algorithms_that_look_at_one_row_are_refused(algorithm: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_algorithms_that_look_at_one_row_are_refused(algorithm: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         OnlineConfig.model_validate({"algorithm": algorithm, "compress": {"limit": 64}})
 
 

@@ -31,8 +31,8 @@ class TemperedEndpoint(ThreadingHTTPServer):
 
     def know(self, tasks: Tasks) -> None:
         rows = tasks.read()
-        for place, task in enumerate(rows):
-            self.known[task.prompt] = (place / len(rows), json.loads(task.ground_truth))
+        for position, task in enumerate(rows):
+            self.known[task.prompt] = (position / len(rows), json.loads(task.ground_truth))
 
 
 class TemperedHandler(JsonHandler):
@@ -40,9 +40,9 @@ class TemperedHandler(JsonHandler):
 
     def post(self, asked: dict[str, Any]) -> None:
         self.server.asked.append(asked["temperature"])
-        said = " ".join(str(one["content"]) for one in asked["messages"])
-        place, answer = next(known for prompt, known in self.server.known.items() if prompt in said)
-        solved = place < self.server.shares[asked["temperature"]]
+        text = " ".join(str(message["content"]) for message in asked["messages"])
+        position, answer = next(known for prompt, known in self.server.known.items() if prompt in text)
+        solved = position < self.server.shares[asked["temperature"]]
         message = {"role": "assistant", "content": answer if solved else "no idea"}
         usage = {"prompt_tokens": 9, "completion_tokens": 1}
         self.say({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage})

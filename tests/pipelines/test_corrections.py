@@ -32,13 +32,13 @@ def test_an_adviser_labels_every_state_of_the_student(harness: Harness, model: M
     for row in rows:
         _check_corrected(row, parents[row.parent_id or ""])
         assert (row.reward, row.success, row.n_steps) == (None, None, 1)
-        said = row.messages[-1]
+        message = row.messages[-1]
         room, goal = _where(row)
         best = Rooms().house
         if room == goal:
-            assert said.content == "here"
+            assert message.content == "here"
         else:
-            assert said.tool_calls[0].parsed()["door"] == best.shortest(best.numbers[room], best.numbers[goal])
+            assert message.tool_calls[0].parsed()["door"] == best.shortest(best.numbers[room], best.numbers[goal])
     few = harness.run(correct, {"mode": "label", "k": 1, **LIMITS}, trajectories=[rollouts], model=model)
     assert len(few["trajectories"].ids()) == len(parents)
 
@@ -81,7 +81,7 @@ def test_adviser_and_student_take_turns(harness: Harness, model: Model, rollouts
         for start, end in turn_spans(row.messages, row.action_mask):
             assert len(set(row.action_mask[start:end])) == 1
             calls[row.action_mask[start]] += 1
-            number = next(place for place, one in enumerate(row.messages) if one.token_start == start)
+            number = next(position for position, message in enumerate(row.messages) if message.token_start == start)
             if row.action_mask[start]:
                 assert _best(row, number)
     assert 0.35 < calls[1] / sum(calls) < 0.65
@@ -95,10 +95,10 @@ def _best(row: Trajectory, number: int) -> bool:
     from tabular import state_of
 
     room, goal = state_of(row.messages[:number])
-    said, home = row.messages[number], Rooms().house
+    message, home = row.messages[number], Rooms().house
     if room == goal:
-        return said.content == "here"
-    return json.loads(said.tool_calls[0].arguments)["door"] == home.shortest(home.numbers[room], home.numbers[goal])
+        return message.content == "here"
+    return json.loads(message.tool_calls[0].arguments)["door"] == home.shortest(home.numbers[room], home.numbers[goal])
 
 
 def test_an_environment_without_an_adviser_is_refused_by_name(harness: Harness, model: Model) -> None:

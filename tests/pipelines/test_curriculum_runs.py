@@ -61,16 +61,16 @@ def test_a_killed_run_goes_on_with_the_tasks_that_it_drew(
     with pytest.raises(Killed):
         online(replace(context, progress=killing(3)), config, model=warm, tasks=tasks)
     before = {row.trajectory_id: row.task_id for row in harness.buffer.get_many(context.row_ids())}
-    found = online(context, config, model=warm, tasks=tasks)
-    rows = found["trajectories"].read()
+    result = online(context, config, model=warm, tasks=tasks)
+    rows = result["trajectories"].read()
     assert {row.trajectory_id: row.task_id for row in rows}.items() >= before.items(), "made once, and used"
     for number, group in Counter(row.group_id for row in rows).items():
         assert group == 4
         assert len({row.task_id for row in rows if row.group_id == number}) == 1
-    metrics = found["metrics"].table().to_pylist()
+    metrics = result["metrics"].table().to_pylist()
     assert metrics[0]["level"] == 1
     assert metrics[-1]["level"] > 1
-    drawn = [level[one["task_id"]] for one in found["coverage"].table().sort_by("ticket").to_pylist()]
+    drawn = [level[row["task_id"]] for row in result["coverage"].table().sort_by("ticket").to_pylist()]
     assert set(drawn[:4]) <= {1, 2}
     if "draw" in more:
         assert set(drawn[:8]) == {1}, "two iterations of four tasks are the warm-up"
@@ -78,7 +78,7 @@ def test_a_killed_run_goes_on_with_the_tasks_that_it_drew(
         return
     undisturbed = harness.run(online, config.model_dump(), model=warm, tasks=tasks)
     for name in ("coverage", "metrics"):
-        expected, again = (made[name].table() for made in (undisturbed.outputs, found))
+        expected, again = (made[name].table() for made in (undisturbed.outputs, result))
         assert repr(again.to_pylist()) == repr(expected.to_pylist())
 
 

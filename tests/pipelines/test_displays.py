@@ -71,12 +71,12 @@ class Reader(HTMLParser):
 def read(text: str) -> Reader:
     """The HTML, of which nothing comes from a store but text."""
     assert len(text.encode()) <= displays.LIMIT
-    found = Reader(text)
-    assert found.open == []
-    assert found.tags <= TAGS
-    assert found.attributes <= {"style"}
-    assert "url(" not in found.styles
-    return found
+    result = Reader(text)
+    assert result.open == []
+    assert result.tags <= TAGS
+    assert result.attributes <= {"style"}
+    assert "url(" not in result.styles
+    return result
 
 
 def trajectory(text: str = "hello", ids: list[int] | None = None, **fields: Any) -> Trajectory:
@@ -97,7 +97,7 @@ def trajectory(text: str = "hello", ids: list[int] | None = None, **fields: Any)
     mask = [number >= len(ids) // 2 for number in range(len(ids))]
     values: dict[str, Any] = dict.fromkeys(names, text) | {"reward": 0.5, "success": True, "messages": messages}
     values |= {"termination": Termination.ANSWERED, "reward_components": [RewardComponent(name=text, value=1)]}
-    values |= {"input_ids": ids, "action_mask": mask, "logprobs": [-3.0 if one else math.nan for one in mask]}
+    values |= {"input_ids": ids, "action_mask": mask, "logprobs": [-3.0 if acts else math.nan for acts in mask]}
     return Trajectory.model_construct(
         **{**Trajectory.model_construct().__dict__, **values, "n_tokens": len(ids), **fields}
     )
@@ -148,7 +148,9 @@ def comparison(text: str) -> Comparison:
     outcomes = [
         {(text, f"{text}{number}", text): float(number % better == 0) for number in range(12)} for better in (3, 2)
     ]
-    return Comparison([Arm((Measured(manifest, f"{text}{n}", one, {}),), ()) for n, one in enumerate(outcomes)], [])
+    return Comparison(
+        [Arm((Measured(manifest, f"{text}{n}", outcome, {}),), ()) for n, outcome in enumerate(outcomes)], []
+    )
 
 
 def shown_as(made: Trajectory | Pair | Comparison) -> str:
@@ -188,10 +190,10 @@ def test_payloads_are_text(payload: str) -> None:
         comparison(payload),
     ):
         html = shown_as(made)
-        found = read(html)
+        read_back = read(html)
         assert shown in html
-        assert "\u202e" not in found.text
-        assert "\x1b" not in found.text
+        assert "\u202e" not in read_back.text
+        assert "\x1b" not in read_back.text
 
 
 @settings(max_examples=20, deadline=None)
@@ -204,8 +206,8 @@ def test_any_row_and_pair_is_closed_html(text: str, ids: list[int], shared: int)
 @settings(max_examples=50, deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_becomes_the_text_that_it_is_without_signs(text: str) -> None:
-    found = Reader(f"<p>{displays.escaped(text)}</p>").text
-    assert found == "".join(map(displays._sign, text))
+    result = Reader(f"<p>{displays.escaped(text)}</p>").text
+    assert result == "".join(map(displays._sign, text))
 
 
 def test_a_row_of_a_hundred_thousand_tokens_is_cut_and_says_so() -> None:
@@ -266,15 +268,15 @@ def test_a_selection_shows_its_first_rows(tmp_path: Path) -> None:
         pa.Table.from_arrays([ids, np.ones(25, np.float32)], schema=SELECTION_SCHEMA), tmp_path / "selection.parquet"
     )
     html = Trajectories(tmp_path / "selection.parquet", "curated", "trajectories", "f" * 32, buffer)._repr_html_()
-    found = read(html)
-    assert "25 rows, selected by curated/ffffffff" in found.text
-    assert "row-19" in found.text
-    assert "row-20" not in found.text
-    assert "and 5 more rows" in found.text
+    read_back = read(html)
+    assert "25 rows, selected by curated/ffffffff" in read_back.text
+    assert "row-19" in read_back.text
+    assert "row-20" not in read_back.text
+    assert "and 5 more rows" in read_back.text
 
 
 def test_a_comparison_shows_the_verdict_of_the_command() -> None:
     made = comparison("p")
-    found = read(made._repr_html_())
-    assert made.to_json()["differences"][0]["verdict"] in found.text
-    assert "gained: " in found.text
+    read_back = read(made._repr_html_())
+    assert made.to_json()["differences"][0]["verdict"] in read_back.text
+    assert "gained: " in read_back.text

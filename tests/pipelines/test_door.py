@@ -27,8 +27,8 @@ CHATS = Path(__file__).parents[2] / "examples" / "chats"
 
 
 def chat(question: str, **more: Any) -> str:
-    said = [{"role": "user", "content": question}, {"role": "assistant", "content": f"{question} Yes."}]
-    return json.dumps({"messages": said, **more}) + "\n"
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": f"{question} Yes."}]
+    return json.dumps({"messages": messages, **more}) + "\n"
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_what_was_chosen_of_a_commands_import_outlives_gc(tmp_path: Path, logs: 
     made = agentrl("buffer", "import", str(logs))
     agentrl("buffer", "sample", "2", "--name", "two")
     agentrl("gc", "--keep-runs", "0")
-    assert [one.ingredients.stage for one in Catalog(tmp_path / "store").all()] == ["two"]
+    assert [manifest.ingredients.stage for manifest in Catalog(tmp_path / "store").all()] == ["two"]
     assert TrajectoryBuffer(tmp_path / "store").scan().collect().height == 4
     refused = CliRunner().invoke(app, ["buffer", "forget", made["fingerprint"], *store])
     assert "1 artifacts read rows of this import: two/" in str(refused.exception)
@@ -140,7 +140,7 @@ QUESTIONS = [{"question": "1 + 1?", "answer": "2", "difficulty": 1}, {"question"
 def test_tasks_come_from_files_of_questions(tmp_path: Path) -> None:
     harness = Harness(tmp_path)
     path = tmp_path / "math.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in [*QUESTIONS, QUESTIONS[0]]))
+    path.write_text("".join(json.dumps(item) + "\n" for item in [*QUESTIONS, QUESTIONS[0]]))
     config = {"paths": [str(path)], "columns": {"prompt": "question"}, "env": "lookup", "split": "heldout"}
     done = harness.run(import_tasks, config)
     tasks = done["tasks"].read()
@@ -158,7 +158,7 @@ def test_tasks_come_from_files_of_questions(tmp_path: Path) -> None:
 def test_files_number_their_records_and_keys_of_columns_that_are_missing_are_said(tmp_path: Path) -> None:
     harness, path = Harness(tmp_path), tmp_path / "math.jsonl"
     records = [{"id": number, **question} for number, question in enumerate([*QUESTIONS, {"question": "3 + 3?"}])]
-    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     columns = {"prompt": "question", "task_id": "id", "ground_truth": "answer"}
     with pytest.warns(UserWarning, match="1 of 3 records have no 'answer', so their tasks have no ground_truth"):
         tasks = harness.run(import_tasks, {"paths": [str(path)], "columns": columns})["tasks"].read()

@@ -73,7 +73,7 @@ def test_an_endpoint_is_a_policy_with_tokens_cost_and_latency(endpoint: Endpoint
     }
     done = harness.run(evaluate, {"samples": 2, "max_turn_tokens": 50, "engine": engine}, tasks=tasks)
     assert endpoint.requests == 2 * (3 * 2 + 3), "a call and an answer for each rollout"
-    overall = {one["decoding"]: one for one in done["results"].table().to_pylist() if one["level"] == -1}
+    overall = {result["decoding"]: result for result in done["results"].table().to_pylist() if result["level"] == -1}
     for each in overall.values():
         assert (each["policy"], each["success"]) == ("their-model", 0.0)
         assert (each["prompt_tokens"], each["completion_tokens"]) == (200, 20)
@@ -133,11 +133,11 @@ def test_why_a_rollout_failed(changes: dict[str, Any], arguments: str, expected:
 
 
 def test_rates_of_passes_have_intervals() -> None:
-    found = pass_intervals([(4, 2), (4, 4), (4, 0)])
+    result = pass_intervals([(4, 2), (4, 4), (4, 0)])
     for name in ("pass@1", "pass@2", "pass@4", "pass^2"):
-        assert 0 <= found[f"low of {name}"] <= found[name] <= found[f"high of {name}"] <= 1
-    assert found["low of pass@4"] < 2 / 3 < found["high of pass@4"]
-    assert (found["low of pass@4"], found["high of pass@4"]) == pytest.approx(wilson(2, 3), abs=0.05)
+        assert 0 <= result[f"low of {name}"] <= result[name] <= result[f"high of {name}"] <= 1
+    assert result["low of pass@4"] < 2 / 3 < result["high of pass@4"]
+    assert (result["low of pass@4"], result["high of pass@4"]) == pytest.approx(wilson(2, 3), abs=0.05)
     none = pass_intervals([(4, 0)] * 5)
     assert (none["low of pass@4"], none["high of pass@4"]) == wilson(0, 5), "no interval of width 0"
 
@@ -150,7 +150,7 @@ def test_sign_flips_of_whole_tasks_are_mcnemars_test(gained: int, lost: int) -> 
 def test_sign_flips_by_hand_and_of_many_tasks() -> None:
     changes = [0.5, 0.25, -0.125, 0.75]
     sums = [abs(sum(s * c for s, c in zip(signs, changes, strict=True))) for signs in product((1, -1), repeat=4)]
-    assert sign_flips(changes) == sum(one >= sum(changes) - 1e-9 for one in sums) / 16
+    assert sign_flips(changes) == sum(total >= sum(changes) - 1e-9 for total in sums) / 16
     assert sign_flips([0.5] * 30) < 0.001
     assert sign_flips([0.5, -0.5] * 15) > 0.9
 

@@ -110,7 +110,11 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def held() -> tuple[set[int], set[Any]]:
     """Children of this process, and its TCP connections."""
     me = psutil.Process()
-    connections = {(one.laddr, one.raddr) for one in me.net_connections("tcp") if one.status != "LISTEN"}
+    connections = {
+        (connection.laddr, connection.raddr)
+        for connection in me.net_connections("tcp")
+        if connection.status != "LISTEN"
+    }
     return {child.pid for child in me.children(recursive=True)}, connections
 
 
@@ -180,10 +184,10 @@ def test_ctrl_c_closes_the_engine_of_a_run(outside: Path, number: signal.Signals
         time.sleep(0.1)
     time.sleep(1.0)
     run.send_signal(number)
-    said, _ = run.communicate(timeout=60)
+    text, _ = run.communicate(timeout=60)
     assert run.returncode not in (0, None)
     opened, _, *closed = log.read_text().split("\n")
-    assert closed == [opened.replace("open", "closed"), ""], said
+    assert closed == [opened.replace("open", "closed"), ""], text
     assert not psutil.pid_exists(int(opened.split()[1]))
 
 
@@ -253,14 +257,18 @@ def test_ctrl_c_in_mid_batch_leaves_no_process_no_socket_and_no_half_row(outside
         assert time.monotonic() < ends
         time.sleep(0.01)
     tree = psutil.Process(run.pid).children(recursive=True)
-    assert sum(one.name() == "sleep" for one in tree) == 2
+    assert sum(node.name() == "sleep" for node in tree) == 2
     run.send_signal(signal.SIGINT)
-    said, _ = run.communicate(timeout=60)
-    assert run.returncode not in (0, None), said
-    assert [one for one in tree if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+    text, _ = run.communicate(timeout=60)
+    assert run.returncode not in (0, None), text
+    assert [node for node in tree if node.is_running() and node.status() != psutil.STATUS_ZOMBIE] == []
     time.sleep(0.2)
-    mine = [one for one in psutil.Process().net_connections("tcp") if one.laddr.port == server.server_port]
-    assert {one.status for one in mine} <= {"LISTEN"}
+    mine = [
+        connection
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.laddr.port == server.server_port
+    ]
+    assert {entry.status for entry in mine} <= {"LISTEN"}
     buffer = TrajectoryBuffer(outside / "store")
     kept = len(buffer.scan().select("trajectory_id").collect())
     assert kept % 8 == 0, "shards of 4 tasks, 2 samples each"

@@ -46,11 +46,11 @@ def test_passes_are_the_shares_of_all_draws(outcomes: list[bool], data: st.DataO
 
 
 def test_rates_of_passes_are_means_over_tasks() -> None:
-    found = pass_rates([(6, 3), (6, 6), (8, 0)])
-    assert list(found) == ["pass@1", "pass@2", "pass@4", "pass@6", "pass^1", "pass^2", "pass^4", "pass^6"]
-    assert found["pass@1"] == pytest.approx((1 / 2 + 1) / 3)
-    assert found["pass^2"] == pytest.approx((comb(3, 2) / comb(6, 2) + 1) / 3)
-    assert (found["pass@6"], found["pass^6"]) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    result = pass_rates([(6, 3), (6, 6), (8, 0)])
+    assert list(result) == ["pass@1", "pass@2", "pass@4", "pass@6", "pass^1", "pass^2", "pass^4", "pass^6"]
+    assert result["pass@1"] == pytest.approx((1 / 2 + 1) / 3)
+    assert result["pass^2"] == pytest.approx((comb(3, 2) / comb(6, 2) + 1) / 3)
+    assert (result["pass@6"], result["pass^6"]) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
     assert pass_rates([]) == {}
 
 
@@ -70,8 +70,8 @@ def test_a_difference_has_mcnemars_p_where_each_task_was_attempted_once() -> Non
 
 def test_a_comparison_of_few_tasks_says_how_little_it_sees() -> None:
     arm = Arm((), (), {"steps": 1})
-    said = verdict(arm, arm, Difference(0.0, 0.0, 0.0, tasks=8, gained=0, lost=0))
-    assert said.endswith("cannot see differences of less than about 31.2 points")
+    text = verdict(arm, arm, Difference(0.0, 0.0, 0.0, tasks=8, gained=0, lost=0))
+    assert text.endswith("cannot see differences of less than about 31.2 points")
 
 
 def made(task: str, success: bool, level: int = 1, env: str = "e", **numbers: Any) -> Attempted:
@@ -80,16 +80,20 @@ def made(task: str, success: bool, level: int = 1, env: str = "e", **numbers: An
 
 
 def test_a_summary_by_hand() -> None:
-    found = summary([
+    result = summary([
         made("a", True, steps=6, optimum=3, tool_errors=2, calls=4, valid_calls=3),
         made("b", False, tool_errors=1, calls=2, valid_calls=1, violations=3),
         made("c", True, steps=3, optimum=3),
         made("d", False, format_error=True),
     ])  # fmt: skip
-    assert (found["tasks"], found["attempts"], found["successes"], found["success"]) == (4, 4, 2, 0.5)
-    assert (found["steps_over_optimum"], found["recovered"], found["valid_calls"]) == (1.5, 0.5, pytest.approx(4 / 6))
-    assert (found["violations_per_1000"], found["format_errors"], found["tool_errors"]) == (750, 0.25, 0.75)
-    assert "pass@1" not in found
+    assert (result["tasks"], result["attempts"], result["successes"], result["success"]) == (4, 4, 2, 0.5)
+    assert (result["steps_over_optimum"], result["recovered"], result["valid_calls"]) == (
+        1.5,
+        0.5,
+        pytest.approx(4 / 6),
+    )
+    assert (result["violations_per_1000"], result["format_errors"], result["tool_errors"]) == (750, 0.25, 0.75)
+    assert "pass@1" not in result
     empty = summary([made("a", False)])
     assert [empty[name] for name in ("steps_over_optimum", "recovered", "valid_calls", "best_of_n")] == [None] * 4
 
@@ -97,10 +101,10 @@ def test_a_summary_by_hand() -> None:
 def test_several_attempts_are_means_over_tasks() -> None:
     rows = [made("a", True, chosen=0.5), made("a", False, chosen=0.5), made("b", True, chosen=1.0),
             made("b", True, chosen=0.0)]  # fmt: skip
-    found = summary(rows)
-    assert (found["tasks"], found["attempts"], found["success"]) == (2, 4, 0.75)
-    assert (found["pass@2"], found["pass^2"], found["best_of_n"]) == (1.0, 0.5, 0.75)
-    assert found["low"] <= 0.75 <= found["high"]
+    result = summary(rows)
+    assert (result["tasks"], result["attempts"], result["success"]) == (2, 4, 0.75)
+    assert (result["pass@2"], result["pass^2"], result["best_of_n"]) == (1.0, 0.5, 0.75)
+    assert result["low"] <= 0.75 <= result["high"]
 
 
 def test_intervals_count_tasks_rather_than_attempts() -> None:
@@ -113,8 +117,8 @@ def test_intervals_count_tasks_rather_than_attempts() -> None:
 
 
 def test_rows_by_level_and_family() -> None:
-    one = parts([made("a", True, 1), made("b", True, 2)])
-    assert {key: len(rows) for key, rows in one.items()} == {("", -1): 2, ("", 1): 1, ("", 2): 1}
+    item = parts([made("a", True, 1), made("b", True, 2)])
+    assert {key: len(rows) for key, rows in item.items()} == {("", -1): 2, ("", 1): 1, ("", 2): 1}
     two = parts([made("a", True, 1), made("b", True, 2, env="f")])
     assert {key: len(rows) for key, rows in two.items()} == {
         ("", -1): 2, ("", 1): 1, ("", 2): 1, ("e", -1): 1, ("e", 1): 1, ("f", -1): 1, ("f", 2): 1,
@@ -127,8 +131,8 @@ def test_a_scorer_picks_one_of_several_attempts() -> None:
 
     scorer = Config(scorer=[{"type": "self_consistency"}]).scorer
     group = [
-        row(f"r{n}", []).model_copy(update={"messages": [Message(role=Role.ASSISTANT, content=said)], "reward": 0.0})
-        for n, said in enumerate(["x", "y", "y"])
+        row(f"r{n}", []).model_copy(update={"messages": [Message(role=Role.ASSISTANT, content=name)], "reward": 0.0})
+        for n, name in enumerate(["x", "y", "y"])
     ]
     task = Task(task_id="t", env="e", split="heldout", prompt="q")
     assert asyncio.run(choices(group, task, scorer)) == [0.0, 0.5, 0.5]
@@ -140,8 +144,8 @@ def test_the_optimum_is_what_the_task_says_or_the_expert_takes() -> None:
     lookup = load_environment("lookup")
     tasks = lookup.tasks({"train": 20}, seed=0)["train"]
     assert {task.level: optimal_steps(lookup, task) for task in tasks} == {1: 2, 2: 3, 3: 4}
-    said = tasks[0].model_copy(update={"metadata": '{"optimal_steps": 7}'})
-    assert optimal_steps(lookup, said) == 7
+    text = tasks[0].model_copy(update={"metadata": '{"optimal_steps": 7}'})
+    assert optimal_steps(lookup, text) == 7
 
     rooms = load_environment("rooms")
     far = rooms.tasks({"train": 1}, seed=0)["train"][0]
@@ -160,10 +164,10 @@ def test_the_optimum_is_what_the_task_says_or_the_expert_takes() -> None:
         async def close(self) -> None:
             pass
 
-    found = Optimum([task.model_copy(update={"env": "mute"}) for task in tasks], {"mute": Mute()})  # type: ignore[dict-item]
+    result = Optimum([task.model_copy(update={"env": "mute"}) for task in tasks], {"mute": Mute()})  # type: ignore[dict-item]
     done = [row(task.task_id, []).model_copy(update={"env": "mute", "task_id": task.task_id}) for task in tasks]
-    assert [found.of(one) for one in done] == [None] * 20, "failures have none"
-    assert [found.of(one.model_copy(update={"success": True})) for one in done] == [None] * 20
+    assert [result.of(entry) for entry in done] == [None] * 20, "failures have none"
+    assert [result.of(entry.model_copy(update={"success": True})) for entry in done] == [None] * 20
     assert len(begun) == 1, "an expert is looked for once"
 
 
@@ -186,14 +190,14 @@ def test_an_evaluation_of_several_attempts(harness: Harness, tasks: Tasks, model
     config = {"samples": 2, "max_turn_tokens": 4, "max_tokens": 120, "best_of": [{"type": "self_consistency"}]}
     done = harness.run(evaluate, config, model=model, tasks=tasks)
     results = done["results"].table().to_pylist()
-    overall = {one["decoding"]: one for one in results if one["level"] == -1}
+    overall = {result["decoding"]: result for result in results if result["level"] == -1}
     assert (overall["sampled"]["tasks"], overall["sampled"]["attempts"], overall["greedy"]["attempts"]) == (3, 6, 3)
     assert {"pass@1", "pass@2", "pass^2", "best_of_n", "violations_per_1000"} <= overall["sampled"].keys()
     assert overall["greedy"]["pass@2"] is None
     assert overall["greedy"]["best_of_n"] is None
     assert done.metrics["pass@2"] >= done.metrics["pass^2"]
     rows = done["trajectories"].table(["group_id", "tags"]).to_pylist()
-    assert sorted(Counter(one["group_id"] for one in rows if "sampled" in one["tags"]).values()) == [2, 2, 2]
+    assert sorted(Counter(entry["group_id"] for entry in rows if "sampled" in entry["tags"]).values()) == [2, 2, 2]
 
 
 STAGES = '''
@@ -316,7 +320,7 @@ def test_training_that_made_the_policy_worse_is_said(store: str) -> None:
 def test_the_report_says_it_too(store: str) -> None:
     catalog = Catalog(store)
     manifest = find_artifact(catalog, "report")
-    assert [said.startswith(WORSE) for said in manifest.warnings] == [True]
+    assert [warning.startswith(WORSE) for warning in manifest.warnings] == [True]
     path = catalog.local(manifest, manifest.outputs["report"].path)
     text = (path / "report.md").read_text()
     assert "**Warning:** dpo made the policy worse than warm, which it trained: " in text
@@ -334,11 +338,11 @@ def test_the_end_of_a_run_says_what_no_report_has_said(
     path = tmp_path / "worse.yaml"
     path.write_text(PIPELINE.partition("  compare:")[0])
     assert cli.call(["run", str(path), "--store", "store"]) == 0
-    said = capsys.readouterr()
-    assert f"warning: {WORSE}" in said.out + said.err
+    printed = capsys.readouterr()
+    assert f"warning: {WORSE}" in printed.out + printed.err
     assert cli.call(["run", str(path), "--store", "store"]) == 0
-    said = capsys.readouterr()
-    assert "made the policy worse" not in said.out + said.err, "nothing ran"
+    printed = capsys.readouterr()
+    assert "made the policy worse" not in printed.out + printed.err, "nothing ran"
 
 
 def test_a_stage_compares_evaluations(store: str) -> None:
@@ -354,13 +358,13 @@ def test_a_stage_compares_evaluations(store: str) -> None:
     assert "is worse than" in first["verdict"]
     assert "McNemar p = 1.9e-06" in first["verdict"]
     assert second["gained"] == 10
-    lost = [one["task_id"] for one in tables["tasks"] if one["change"] == "lost"]
+    lost = [task["task_id"] for task in tables["tasks"] if task["change"] == "lost"]
     assert lost == sorted((f"t-{n}" for n in range(20, 40)), key=lost.index)
     assert len(lost) == 20
 
 
 def test_the_command_names_the_tasks_that_changed(store: str) -> None:
-    found = compare(Catalog(store), ["eval_warm", "eval_dpo"]).to_json()
-    [one] = found["differences"]
-    assert (sorted(one["tasks_lost"]), one["tasks_gained"]) == (sorted(f"t-{n}" for n in range(20, 40)), [])
-    assert one["p"] == pytest.approx(mcnemar(0, 20))
+    comparison = compare(Catalog(store), ["eval_warm", "eval_dpo"]).to_json()
+    [item] = comparison["differences"]
+    assert (sorted(item["tasks_lost"]), item["tasks_gained"]) == (sorted(f"t-{n}" for n in range(20, 40)), [])
+    assert item["p"] == pytest.approx(mcnemar(0, 20))

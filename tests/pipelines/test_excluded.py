@@ -134,10 +134,10 @@ def test_failed_attempts_are_kept_and_no_stage_selects_them(store: str) -> None:
     counts = ("attempts", "retried", "env_errors", "excluded", "tasks_lost", "rows")
     assert [manifest.metrics[name] for name in counts] == [13, 5, 2, 2, 1, 8]
     assert manifest.metrics["success"] == pytest.approx(4 / 6)
-    said = "\n".join(manifest.warnings)
-    assert "rollouts: all attempts at 1 of 4 tasks failed by no doing of the policy" in said
-    assert "retried 5: attempts failed by no doing of the policy and were made again" in said
-    assert "2 of 8 attempts (25%, more than 5%) failed by no doing of the policy and are in no rate" in said
+    text = "\n".join(manifest.warnings)
+    assert "rollouts: all attempts at 1 of 4 tasks failed by no doing of the policy" in text
+    assert "retried 5: attempts failed by no doing of the policy and were made again" in text
+    assert "2 of 8 attempts (25%, more than 5%) failed by no doing of the policy and are in no rate" in text
 
 
 def test_rates_of_an_evaluation_are_of_the_others_and_say_how_many_those_are(
@@ -152,15 +152,15 @@ def test_rates_of_an_evaluation_are_of_the_others_and_say_how_many_those_are(
         ("sampled", 9, 6, 3),
         ("greedy", 9, 6, 3),
     ]
-    found = compare(catalog, ["eval"])
-    [note] = found.notes
+    comparison = compare(catalog, ["eval"])
+    [note] = comparison.notes
     assert note.startswith("eval/")
     assert "3 of 12 attempts (25%, more than 5%) failed by no doing of the policy" in note
-    assert found.to_json()["arms"][0]["excluded"] == 3
+    assert comparison.to_json()["arms"][0]["excluded"] == 3
     assert cli.call(["compare", "eval", "--store", store]) == 0
     assert "3 rows without an outcome are left out, 3 of which failed by no doing" in capsys.readouterr().out
     findings = diagnose(store, {"stages": {"eval": {"fingerprint": manifest.fingerprint}}})["eval"]
-    [finding] = [one for one in findings if one.name.startswith("many attempts failed")]
+    [finding] = [finding for finding in findings if finding.name.startswith("many attempts failed")]
     assert "env_error 3" in finding.evidence
     assert len(finding.rows) == 3
     report = find_artifact(catalog, "report")
@@ -255,10 +255,10 @@ def test_demonstrations_are_begun_again(tmp_path: Path) -> None:
     harness = Harness(tmp_path)
     tasks = [task(str(fails), f"{__name__}:FlakyExpert", fails) for fails in (0, 1, 9)]
     config = {"retry": {"attempts": 2, "backoff_s": 0}}
-    said = (
+    text = (
         r"^environments failed in demonstrations: 2 were begun again, and 1 tasks have none; the last: HostedError: OS"
     )
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match=text):
         made = harness.run(synthesize, config, tasks=harness.tasks(tasks))
     assert [row.prompt for row in made["trajectories"].read()] == ["0", "1"]
     assert (made.metrics["success"], made.metrics["retried"], made.metrics["env_errors"]) == (1.0, 2, 1)
@@ -280,7 +280,7 @@ def test_a_group_is_compared_without_its_failed_rollouts() -> None:
     learner = Learner(policy, GRPO(), OptimizerConfig(lr=1e-3), iterations=1, samples=4, seed=0)
     failed = learner.batch(0, [rollout(n, reward) for n, reward in enumerate((1.0, 0.0, 0.0, None))], [])
     alone = learner.batch(0, [rollout(n, reward) for n, reward in enumerate((1.0, 0.0, 0.0))], [])
-    assert [one["advantage"] for one in failed.records] == [one["advantage"] for one in alone.records]
-    assert sum(one["advantage"] for one in failed.records) == pytest.approx(0, abs=1e-5)
+    assert [record["advantage"] for record in failed.records] == [record["advantage"] for record in alone.records]
+    assert sum(record["advantage"] for record in failed.records) == pytest.approx(0, abs=1e-5)
     assert (failed.metrics["success"], failed.metrics["excluded"], failed.metrics["unscored"]) == (1 / 3, 1.0, 1.0)
     assert "excluded" not in alone.metrics

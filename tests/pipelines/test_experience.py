@@ -56,19 +56,19 @@ def test_runs_of_other_tasks_stand_before_the_prompt_and_tags_name_them(
     held = [demonstrate(ENV, task, 0.0, 0, f"held-{n}") for n, task in enumerate(splits["heldout"].read())]
     given = [expert, harness.trajectories(held)]
     made = sampled(harness, model, splits["train"], given)
-    by_id = {row.trajectory_id: row for one in given for row in one.read()}
+    by_id = {row.trajectory_id: row for entry in given for row in entry.read()}
     used = set()
     for row in made["trajectories"].read():
         named = [by_id[tag.removeprefix("experience:")] for tag in row.tags if tag.startswith("experience:")]
         assert 1 <= len(named) <= 2
-        for one in named:
-            assert (one.success, one.split) == (True, "train")
-            assert one.task_id != row.task_id
-            assert one.prompt != row.prompt
-            assert render(one) in row.messages[0].content
+        for name in named:
+            assert (name.success, name.split) == (True, "train")
+            assert name.task_id != row.task_id
+            assert name.prompt != row.prompt
+            assert render(name) in row.messages[0].content
         assert row.messages[0].content.startswith(f"{row.prompt} Solved before:\n\n")
         assert row.input_ids[: row.messages[1].token_start]
-        used |= {one.trajectory_id for one in named}
+        used |= {name.trajectory_id for name in named}
     assert len(used) > 3
     metrics = made.metrics
     assert (metrics["experience_rows"], metrics["experience_other_splits"]) == (40, 10)

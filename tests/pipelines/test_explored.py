@@ -25,7 +25,7 @@ def test_ratios_to_draws_of_another_policy_are_refused(explore: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("explore", "said"),
+    ("explore", "message"),
     [
         ({"resample": {}}, "explore needs the tokens of turns and their log-probs, and engine openai gives none"),
         ({"tool": 0.1}, "explore needs the tokens of turns and their log-probs, and engine openai gives none"),
@@ -33,11 +33,11 @@ def test_ratios_to_draws_of_another_policy_are_refused(explore: dict[str, Any]) 
     ],
 )
 def test_what_cannot_be_explored_is_refused(
-    explore: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    explore: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "secret")
     engine = {"type": "openai", "model": "m", "base_url": "http://localhost:1/v1", "api_key": "${JUDGE_KEY}"}
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=message):
         sample.config.model_validate({"explore": explore, "engine": engine})
 
 

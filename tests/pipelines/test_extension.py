@@ -46,7 +46,9 @@ class Store:
     def run(self, settings: list[str], force: bool = False) -> Outcome:
         """Run stage grpo, and whatever before it never ran; if it is cached, what is there."""
         (self.folder / "long.yaml").write_text(SPEC)
-        pipeline = load(str(self.folder / "long.yaml"), settings=[f"stages.grpo.with.{one}" for one in settings])
+        pipeline = load(
+            str(self.folder / "long.yaml"), settings=[f"stages.grpo.with.{setting}" for setting in settings]
+        )
         selection = Selection(only=("grpo",), force=True) if force else None
         plan = make_plan(pipeline, self.catalog, str(self.folder / "store"), selection)
         outcome = Outcome(plan.steps["grpo"].manifest, reused=True)  # type: ignore[arg-type]
@@ -72,7 +74,7 @@ def test_a_longer_run_goes_on_and_equals_one_from_the_start(store: Store) -> Non
     long = store.run(["iterations=4"])
     name = f"grpo/{short.manifest.fingerprint[:8]}"
     assert long.manifest.metrics["continued_from"] == f"{name} at iteration 2"
-    assert any(f"goes on from iteration 2 of {name}" in one for one in long.manifest.warnings)
+    assert any(f"goes on from iteration 2 of {name}" in warning for warning in long.manifest.warnings)
     ids = store.open(long, "trajectories").ids()
     assert ids[: len(before)] == before
     assert len(ids) == 2 * len(before)
@@ -94,8 +96,8 @@ def test_a_schedule_that_depends_on_the_number_of_iterations_starts_anew(store: 
     store.run(["iterations=1", "optimizer.schedule=linear"])
     made = store.run(["iterations=2", "optimizer.schedule=linear"])
     assert "continued_from" not in made.manifest.metrics
-    [said] = [one for one in made.manifest.warnings if "does not go on" in one]
-    assert "schedule: linear depends on their number, so all 2 are made anew" in said
+    [text] = [warning for warning in made.manifest.warnings if "does not go on" in warning]
+    assert "schedule: linear depends on their number, so all 2 are made anew" in text
 
 
 def test_the_policy_that_did_best_is_put_out(store: Store) -> None:
@@ -105,8 +107,8 @@ def test_the_policy_that_did_best_is_put_out(store: Store) -> None:
     assert made.manifest.metrics["best_iteration"] == best
     assert made.manifest.metrics["best_dev_success"] == max(judged)
     shorter = store.run([f"iterations={best + 1}", "optimizer.lr=3.0e-2"])  # whose last policy it is
-    expected, found = (Policy.load(store.open(one, "model").path).model.state_dict() for one in (shorter, made))
-    assert all(bool((expected[name] == value).all()) for name, value in found.items())
+    expected, result = (Policy.load(store.open(item, "model").path).model.state_dict() for item in (shorter, made))
+    assert all(bool((expected[name] == value).all()) for name, value in result.items())
     longer = store.run(["iterations=4", "optimizer.lr=3.0e-2", "checkpoints.keep=best"])
     assert "at iteration 3" in str(longer.manifest.metrics["continued_from"])
     assert store.run(["iterations=4", "optimizer.lr=3.0e-2", "checkpoints.keep=best"], force=True).reproduced is True

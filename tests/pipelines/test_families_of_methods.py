@@ -60,15 +60,15 @@ class Family:
 
     def made(self, stage: Any, config: dict[str, Any], **inputs: Any) -> Trajectories:
         """What a stage makes of the rollouts; a supervised step on it is taken, and each row is looked at."""
-        found: Trajectories = self.harness.run(stage, config, trajectories=[self.rollouts], model=self.model, **inputs)[
-            "trajectories"
-        ]
-        rows = found.read()
+        result: Trajectories = self.harness.run(
+            stage, config, trajectories=[self.rollouts], model=self.model, **inputs
+        )["trajectories"]
+        rows = result.read()
         assert rows
         for row in rows:
             check(self.policy.codec, row)
-        self.harness.run(sft, TRAIN, trajectories=[found], model=self.model)
-        return found
+        self.harness.run(sft, TRAIN, trajectories=[result], model=self.model)
+        return result
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

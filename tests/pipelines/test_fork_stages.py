@@ -53,7 +53,7 @@ def test_stored_rows_are_continued_from_the_turns_that_are_named(
 
 def _first(row: Trajectory) -> int:
     """The number of the first message after the fork."""
-    return next(place for place, message in enumerate(row.messages) if message.token_start == row.fork_at)
+    return next(position for position, message in enumerate(row.messages) if message.token_start == row.fork_at)
 
 
 def test_text_of_an_expert_is_continued_and_so_are_continuations(harness: Harness, model: Model, tasks: Tasks) -> None:
@@ -72,12 +72,12 @@ def test_text_of_an_expert_is_continued_and_so_are_continuations(harness: Harnes
 def test_uncertain_turns_are_those_of_unlikely_tokens(harness: Harness, model: Model, rollouts: Trajectories) -> None:
     row = next(row for row in rollouts.read() if row.n_steps > 3)
     start, end = turn_spans(row.messages, row.action_mask)[2]
-    logprobs = [-2.0 if start <= place < end else one for place, one in enumerate(row.logprobs)]
+    logprobs = [-2.0 if start <= position < end else logprob for position, logprob in enumerate(row.logprobs)]
     given = harness.trajectories([row.model_copy(update={"trajectory_id": "unsure", "logprobs": logprobs})])
     config = {"at": "uncertain", "turns": 1, "k": 2, **LIMITS}
-    found = harness.run(fork, config, trajectories=[given], model=model)["trajectories"].read()
-    assert {row.fork_at for row in found} == {start}
-    assert len(found) == 2
+    rows = harness.run(fork, config, trajectories=[given], model=model)["trajectories"].read()
+    assert {row.fork_at for row in rows} == {start}
+    assert len(rows) == 2
 
 
 def test_stochastic_environments_are_refused_with_the_remedy(harness: Harness, model: Model) -> None:
@@ -96,9 +96,9 @@ def test_rows_that_policies_are_measured_on_are_refused_unless_nothing_is_traine
     held = harness.trajectories(
         [row.model_copy(update=new) for row, new in zip(rollouts.read()[:2], renamed, strict=True)]
     )
-    said = r"2 of 18 rows are not of the train split, held-0 is of 'heldout': nothing is made .* trajectories.select"
+    text = r"2 of 18 rows are not of the train split, held-0 is of 'heldout': nothing is made .* trajectories.select"
     for stage in (fork, value, correct):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=text):
             harness.run(stage, LIMITS, trajectories=[rollouts, held], model=model)
     config = {"at": [0], "k": 2, "measure": True, **LIMITS}
     rows = harness.run(fork, config, trajectories=[held], model=model)["trajectories"]
@@ -123,13 +123,13 @@ def test_a_resumed_stage_keeps_what_was_sampled(
     context = harness._context
 
     def before(stage: str) -> Any:
-        found = context(stage)
+        result = context(stage)
         renamed = [
-            row.model_copy(update={"trajectory_id": found.trajectory_id(place), "episode_id": "kept"})
-            for place, row in enumerate(kept)
+            row.model_copy(update={"trajectory_id": result.trajectory_id(position), "episode_id": "kept"})
+            for position, row in enumerate(kept)
         ]
-        found.append(renamed, shard=0)
-        return found
+        result.append(renamed, shard=0)
+        return result
 
     monkeypatch.setattr(harness, "_context", before)
     again = harness.run(fork, config, trajectories=[given], model=model)["trajectories"].read()
@@ -155,13 +155,13 @@ def test_values_are_means_over_continuations_of_both_sides(
         assert (step.token_start, step.token_end) == spans[step.turn]
         assert (step.by, step.policy) == ("continuation", model.name)
         before = groups[node(row, step.turn, task_of(row)).name]
-        assert step.v == np.mean([one.reward for one in before])
+        assert step.v == np.mean([row.reward for row in before])
         if step.turn == row.n_steps - 1:
             assert (step.q, step.n, step.low, step.high) == (0.0, 1, 0.0, 0.0), "the end of a row is known"
         else:
             after = groups[node(row, step.turn + 1, task_of(row)).name]
-            assert (step.q, step.n) == (np.mean([one.reward for one in after]), 4)
-            assert (step.low, step.high) == estimate([one.scored_reward() for one in after], [1] * 4)[2:]
+            assert (step.q, step.n) == (np.mean([row.reward for row in after]), 4)
+            assert (step.low, step.high) == estimate([row.scored_reward() for row in after], [1] * 4)[2:]
     for name, mine in itertools.groupby(steps, key=lambda step: step.trajectory_id):
         several = list(mine)
         assert sum(step.progress for step in several) == pytest.approx(parents[name].scored_reward() - several[0].v)

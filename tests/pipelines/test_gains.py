@@ -124,15 +124,15 @@ def run(folder: Path, pipeline: str) -> str:
 
 
 def test_a_gain_at_temperature_1_alone_is_sharpening(store: str) -> None:
-    found = compare(Catalog(store), ["eval_warm", "eval_sharp"])
-    [gained] = found.gains.values()
+    comparison = compare(Catalog(store), ["eval_warm", "eval_sharp"])
+    [gained] = comparison.gains.values()
     assert gained.pooled.word is Learned.SHARPENS
     sampled, greedy = gained.pooled.sampled, gained.pooled.best
     assert sampled is not None
     assert greedy is not None
     assert (sampled.gained, sampled.lost, round(sampled.p or 0, 3)) == (12, 2, 0.013)
     assert (greedy.gained, greedy.lost, round(greedy.p or 0, 2)) == (8, 5, 0.58)
-    [told] = found.to_json()["differences"]
+    [told] = comparison.to_json()["differences"]
     assert told["verdict"].startswith("sharp sharpens warm: a lower temperature gives as much; over warm at its best ")
     assert "temperature 0: 0.234 -> 0.281, +4.7 points (95 % interval -" in told["verdict"]
     assert "8 gained, 5 lost of 64 tasks, exact McNemar p = 0.58; at temperature 1: 0.125 -> 0.281" in told["verdict"]
@@ -145,10 +145,10 @@ def test_each_policy_is_measured_by_its_nearest_predecessor_that_was_evaluated(s
     manifests = {
         name: find_artifact(catalog, f"eval_{name}") for name in ("warm", "sharp", "taught", "spoilt", "blind")
     }
-    found = gains(catalog, manifests.values())
-    told = {name: found.get(manifest.fingerprint) for name, manifest in manifests.items()}
+    result = gains(catalog, manifests.values())
+    told = {name: result.get(manifest.fingerprint) for name, manifest in manifests.items()}
     assert told["warm"] is None, "it started from nothing"
-    words = {name: (one.than, one.word) for name, one in told.items() if one}
+    words = {name: (item.than, item.word) for name, item in told.items() if item}
     assert words == {
         "sharp": ("warm", Learned.SHARPENS),
         "taught": ("sharp", Learned.ADDS),
@@ -212,18 +212,18 @@ def test_seeds_of_one_stage_are_pooled_and_told_apart(tmp_path: Path, capsys: py
         store = run(tmp_path, f"{text}{evaluated}\n")
     run(tmp_path, f"{before.replace('[5, 23]', '[0, 16]')}{evaluated}\n".replace("name: gains", "name: gains\nseed: 3"))
     run(tmp_path, f"{text}{evaluated}\n".replace("seed: 2", "seed: 4"))
-    found = compare(Catalog(store), ["eval_warm", "eval_sharp"])
-    assert [(len(arm.runs), arm.seeds) for arm in found.arms] == [
+    comparison = compare(Catalog(store), ["eval_warm", "eval_sharp"])
+    assert [(len(arm.runs), arm.seeds) for arm in comparison.arms] == [
         (5, ("0", "1", "2", "3", "4")),
         (4, ("0", "1", "2", "4")),
     ]
-    [gained] = found.gains.values()
+    [gained] = comparison.gains.values()
     assert gained.pooled.best is not None
     assert (gained.pooled.best.gained, gained.pooled.best.lost, gained.pooled.word) == (32, 0, Learned.ADDS)
     assert list(gained.by_seed) == ["0", "1", "2", "4"]
-    assert found.notes == ["eval_sharp: 1 older artifacts with other settings are left out; name them as "
+    assert comparison.notes == ["eval_sharp: 1 older artifacts with other settings are left out; name them as "
                            "eval_sharp/FINGERPRINT"]  # fmt: skip
     assert cli.call(["compare", "eval_warm", "eval_sharp", "--store", store]) == 0
     out = capsys.readouterr().out
     assert "  seed 2: adds" in out
-    assert found.notes[0] in out
+    assert comparison.notes[0] in out

@@ -57,9 +57,9 @@ def check_tree(done: Result) -> dict[str, Trajectory]:
     """The rows of a search. Visits are a node's own and those of its children, and the budget is that of the rows."""
     rows = {row.trajectory_id: row for row in done["trajectories"].read()}
     nodes = done["nodes"].table().to_pylist()
-    for one in nodes:
-        children = [other["visits"] for other in nodes if other["parent_node"] == one["node_id"]]
-        assert one["visits"] == one["own"] + sum(children)
+    for node in nodes:
+        children = [other["visits"] for other in nodes if other["parent_node"] == node["node_id"]]
+        assert node["visits"] == node["own"] + sum(children)
     assert done.metrics["sampled_tokens"] == sum(row.n_action_tokens for row in rows.values())
     return rows
 
@@ -71,16 +71,16 @@ def test_a_judge_values_every_state_of_a_tree(
     config = {**SMALL, "select": select, "judge": asks(judge)}
     done = harness.run(tree, config, tasks=few, model=model)
     rows, nodes = check_tree(done), done["nodes"].table().to_pylist()
-    for one in nodes:
-        if one["parent_node"] is None:
-            assert one["judge"] is None
+    for node in nodes:
+        if node["parent_node"] is None:
+            assert node["judge"] is None
             continue
-        row = rows[one["trajectory_id"]]
-        heard = [m.content for m in row.messages if m.role == "tool" and (m.token_end or 0) <= _end(row, one)]
+        row = rows[node["trajectory_id"]]
+        heard = [m.content for m in row.messages if m.role == "tool" and (m.token_end or 0) <= _end(row, node)]
         start, goal = row.prompt.rstrip("?").split(" to ")
         far = HOME.distances(HOME.numbers[goal])[HOME.numbers[(heard or [start])[-1]]]
-        assert one["judge"] == pytest.approx(1 - far / 8)
-    assert done.metrics["judged"] == len([one for one in nodes if one["parent_node"]])
+        assert node["judge"] == pytest.approx(1 - far / 8)
+    assert done.metrics["judged"] == len([node for node in nodes if node["parent_node"]])
     assert not any("reward" in prompt for prompt in judge.prompts())
     again = harness.run(tree, config, tasks=few, model=model)
     assert [row.input_ids for row in again["trajectories"].read()] == [row.input_ids for row in rows.values()]
@@ -130,13 +130,13 @@ def test_failures_leave_notes_that_new_attempts_see(
         notes = opening_of(row)[-1].content.partition("Notes: ")[2].split("; ")
         assert 1 <= len(notes) <= 3
         if not row.fork_at:
-            assert row.tags == [f"note:{row.task_id}-{place}" for place in range(len(notes))]
+            assert row.tags == [f"note:{row.task_id}-{position}" for position in range(len(notes))]
     assert done.metrics["notes"] <= 3 * len(few.read())
     assert any(row.fork_at for row in noted) or by == "env", "attempts that saw notes are continued"
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"simulate": 4}, "simulate needs a judge: a continuation that is cut has no end"),
         ({"alpha": 0.7}, "alpha needs a judge"),
@@ -145,11 +145,11 @@ def test_failures_leave_notes_that_new_attempts_see(
         ({"alpha": 1.5, "judge": {"engines": ["ENGINE"]}}, "less than or equal to 1"),
     ],
 )
-def test_a_guide_that_knows_nothing_is_refused(config: dict[str, Any], said: str, judge: JudgeServer) -> None:
-    for one in config.values():
-        if isinstance(one, dict):
-            one["engines"] = [judge.engine]
-    with pytest.raises(ValidationError, match=said):
+def test_a_guide_that_knows_nothing_is_refused(config: dict[str, Any], message: str, judge: JudgeServer) -> None:
+    for item in config.values():
+        if isinstance(item, dict):
+            item["engines"] = [judge.engine]
+    with pytest.raises(ValidationError, match=message):
         TreeSearchConfig.model_validate(config)
 
 

@@ -50,7 +50,7 @@ def test_the_fewest_slips_are_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("stages.warm.steps=3", "unknown key 'steps'; did you mean 'stages.warm.with.steps'?"),
         ("stages.warm.stesp=3", "unknown key 'stesp'; did you mean 'stages.warm.with.steps'?"),
@@ -65,11 +65,11 @@ def test_the_fewest_slips_are_meant() -> None:
         ("stages.warm.with.nonsense=3", "unknown key 'nonsense'; allowed: "),
     ],
 )
-def test_a_key_in_the_wrong_place_is_told_its_path(setting: str, said: str, tmp_path: Path) -> None:
+def test_a_key_in_the_wrong_place_is_told_its_path(setting: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(FILE)
     with pytest.raises(SpecError) as caught:
         load(str(tmp_path / "p.yaml"), settings=[setting])
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_keys_of_another_engine_are_not_suggested(tmp_path: Path) -> None:

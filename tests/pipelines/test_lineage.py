@@ -57,9 +57,9 @@ def test_200_rounds_that_share_their_inputs_are_shown_in_seconds(tmp_path: Path)
     began = time.monotonic()
     root = lineage(catalog, f"a-{rounds - 1}", "0" * 32)
     assert len(list(root.walk())) == 2 * rounds - 1
-    found = json.loads(json.dumps(root.to_json()))
-    assert len(found["artifacts"]) == 2 * rounds - 2
-    assert [one["stage"] for one in found["inputs"]] == ["a-198", "b-198"]
+    result = json.loads(json.dumps(root.to_json()))
+    assert len(result["artifacts"]) == 2 * rounds - 2
+    assert [input_["stage"] for input_ in result["inputs"]] == ["a-198", "b-198"]
     assert mermaid(root).count("-->") == 4 * (rounds - 1) - 2
     console = Console(width=100, soft_wrap=True, record=True, file=(tmp_path / "out").open("w"))
     print_lineage(console, root)

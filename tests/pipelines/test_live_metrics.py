@@ -27,9 +27,9 @@ class Killed(BaseException):
 
 
 def logged(context: Context) -> list[dict[str, Any]]:
-    found = lines_after(context.buffer.storage, context.run_id, context.stage)
-    assert found is not None
-    return [json.loads(line) for line in found.lines]
+    result = lines_after(context.buffer.storage, context.run_id, context.stage)
+    assert result is not None
+    return [json.loads(line) for line in result.lines]
 
 
 def killed_and_resumed(context: Context, at: int, run: Any) -> tuple[list[dict[str, Any]], Any]:

@@ -26,23 +26,29 @@ TOOL = {"name": "find", "parameters": {
 )  # fmt: skip
 def test_a_valid_call_fits_its_tools_schema(name: str, arguments: Any, valid: int) -> None:
     call = ToolCall(id="c", name=name, arguments=json.dumps(arguments))
-    said = [Message(role=Role.ASSISTANT, tool_calls=[call])]
+    messages = [Message(role=Role.ASSISTANT, tool_calls=[call])]
     tools = json.dumps([{"type": "function", "function": TOOL}])
-    assert valid_calls(row("r", []).model_copy(update={"messages": said, "tools": tools})) == valid
+    assert valid_calls(row("r", []).model_copy(update={"messages": messages, "tools": tools})) == valid
 
 
 def test_what_counts_of_a_row() -> None:
     columns = {"success": True, "n_tool_errors": 1, "final_state": '{"violations": ["sent"]}'}
     given = row("r", []).model_copy(update={**columns, "termination": Termination.FORMAT_ERROR})
-    found = attempted(given, optimum=2)
-    assert (found.calls, found.tool_errors, found.violations, found.format_error, found.optimum) == (0, 1, 1, True, 2)
+    result = attempted(given, optimum=2)
+    assert (result.calls, result.tool_errors, result.violations, result.format_error, result.optimum) == (
+        0,
+        1,
+        1,
+        True,
+        2,
+    )
 
 
 def test_a_call_that_a_limit_kept_from_being_made_counts_as_a_call() -> None:
     turn = Message(role=Role.ASSISTANT, tool_calls=[ToolCall(id="c", name="find", arguments='{"who": "Ann"}')])
-    said = [turn, Message(role=Role.TOOL, tool_call_id="c"), turn]
-    columns = {"success": False, "n_tool_calls": 1, "termination": Termination.MAX_STEPS, "messages": said}
+    texts = [turn, Message(role=Role.TOOL, tool_call_id="c"), turn]
+    columns = {"success": False, "n_tool_calls": 1, "termination": Termination.MAX_STEPS, "messages": texts}
     tools = json.dumps([{"type": "function", "function": TOOL}])
-    found = attempted(row("r", []).model_copy(update={**columns, "tools": tools}))
-    assert (found.calls, found.valid_calls) == (2, 2)
-    assert summary([found])["valid_calls"] == 1.0
+    result = attempted(row("r", []).model_copy(update={**columns, "tools": tools}))
+    assert (result.calls, result.valid_calls) == (2, 2)
+    assert summary([result])["valid_calls"] == 1.0

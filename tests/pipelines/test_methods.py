@@ -37,12 +37,12 @@ def test_the_file_of_a_method_is_planned_whole(name: str, tmp_path: Path, monkey
 
 def smallest_method(name: str) -> dict[str, Any]:
     """The file of a method at its smallest."""
-    found = smallest(f"methods/{name}", SMALLEST)
+    result = smallest(f"methods/{name}", SMALLEST)
     if name in OF_DIFFERENCES:
-        for changes in found["stages"].values():
+        for changes in result["stages"].values():
             changes["with"].pop("samples", None)
-        found["stages"]["warm"]["with"] |= {"steps": 150, "batch": 16}
-    return found
+        result["stages"]["warm"]["with"] |= {"steps": 150, "batch": 16}
+    return result
 
 
 @pytest.mark.parametrize("name", NAMES)

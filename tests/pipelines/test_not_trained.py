@@ -19,9 +19,9 @@ from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Termination, 
 
 def row(name: str, tags: list[str], split: str = "train") -> Trajectory:
     fields = {"episode_id": name, "task_id": "t", "source": "x", "env": "e", "split": split, "prompt": "q"}
-    said = [Message(role=Role.USER, content="q"), Message(role=Role.ASSISTANT, content="a")]
+    messages = [Message(role=Role.USER, content="q"), Message(role=Role.ASSISTANT, content="a")]
     outcome = {"reward": None, "success": None, "termination": Termination.UNKNOWN}
-    return Trajectory(trajectory_id=name, messages=said, tags=tags, **fields, **outcome)
+    return Trajectory(trajectory_id=name, messages=messages, tags=tags, **fields, **outcome)
 
 
 def test_rows_that_are_tagged_reach_no_training_stage(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_a_stage_says_that_it_trains_on_rows_of_other_splits(tmp_path: Path) -> 
     harness = Harness(tmp_path)
     splits = ["train", "heldout", "train", "dev"]
     rows = [row(f"r{number}", [], split) for number, split in enumerate(splits)]
-    said = r"2 of 4 rows to train on are not of the train split \(dev 1, heldout 1\)"
-    with pytest.warns(UserWarning, match=said):
+    text = r"2 of 4 rows to train on are not of the train split \(dev 1, heldout 1\)"
+    with pytest.warns(UserWarning, match=text):
         Selected([harness.trajectories(rows)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -52,15 +52,15 @@ def test_a_stage_says_that_it_trains_on_rows_of_other_splits(tmp_path: Path) -> 
 def test_nothing_is_made_of_rows_of_other_splits(tmp_path: Path, stage: Any) -> None:
     harness = Harness(tmp_path)
     given = harness.trajectories([row("seen", []), row("unseen", [], "heldout")])
-    said = "1 of 2 rows are not of the train split, unseen is of 'heldout': nothing is made from what is measured on"
-    with pytest.raises(ValueError, match=said):
+    text = "1 of 2 rows are not of the train split, unseen is of 'heldout': nothing is made from what is measured on"
+    with pytest.raises(ValueError, match=text):
         harness.run(stage, trajectories=[given])
 
 
 def acted(name: str, reward: float, tags: list[str]) -> Trajectory:
     """A run of the one task that calls the one tool, with tokens."""
     call = ToolCall(id="c", name="find", arguments=json.dumps({"n": name}))
-    said = [
+    messages = [
         Message(role=Role.USER, content="q"),
         Message(role=Role.ASSISTANT, tool_calls=[call], token_start=2, token_end=4),
         Message(role=Role.TOOL, content="found", tool_call_id="c"),
@@ -69,10 +69,10 @@ def acted(name: str, reward: float, tags: list[str]) -> Trajectory:
     mask = [False, False, True, True, False, True, True]
     return Trajectory(
         trajectory_id=name, episode_id=name, task_id="t", source="x", env="e", split="train", prompt="q",
-        reward=reward, success=reward > 0.5, termination=Termination.ANSWERED, messages=said, tags=tags,
+        reward=reward, success=reward > 0.5, termination=Termination.ANSWERED, messages=messages, tags=tags,
         tools='[{"type": "function", "function": {"name": "find"}}]', tokenizer="t", n_steps=2, n_tokens=7,
         n_action_tokens=4, n_tool_calls=1, input_ids=[1, 2, *map(ord, (name * 5)[:5])], action_mask=mask,
-        logprobs=[-1.0 if one else float("nan") for one in mask],
+        logprobs=[-1.0 if acts else float("nan") for acts in mask],
     )  # fmt: skip
 
 

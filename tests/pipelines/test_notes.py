@@ -134,10 +134,10 @@ def test_each_unsolved_task_has_notes_of_its_own_failures(
     rows = {row.trajectory_id: row for row in slips.read()}
     failed = {row.task_id for row in rows.values() if not row.success}
     notes = noted.read()
-    assert {one.task_id for one in notes} == failed
-    for one in notes:
-        assert rows[one.made_from].task_id == one.task_id
-        assert (one.by, one.split, one.env, one.scope) == ("env", "train", "lookup", "task")
+    assert {note.task_id for note in notes} == failed
+    for note in notes:
+        assert rows[note.made_from].task_id == note.task_id
+        assert (note.by, note.split, note.env, note.scope) == ("env", "train", "lookup", "task")
     right = harness.run(synthesize, tasks=tasks)["trajectories"]
     made = harness.run(reflect, tasks=tasks, trajectories=[slips, right])
     assert made["notes"].read() == [], "solved tasks need no note"
@@ -154,11 +154,11 @@ def test_the_newest_notes_stay_and_what_they_were_good_for_is_counted(
         for n, (row, task) in enumerate([(rows[0], "else"), (rows[0], name)])
     ]
     made = harness.run(reflect, {"memory": 2}, tasks=tasks, trajectories=[harness.trajectories(shown)], notes=earlier)
-    mine = [one for one in made["notes"].read() if one.task_id == name]
-    assert [one.text for one in mine][:1] == ["two"]
+    mine = [note for note in made["notes"].read() if note.task_id == name]
+    assert [entry.text for entry in mine][:1] == ["two"]
     assert len(mine) == 2
     assert (mine[0].trials, mine[0].wins) == (2, 1)
-    assert [one.text for one in made["notes"].read() if one.task_id == "other"] == ["kept"]
+    assert [note.text for note in made["notes"].read() if note.task_id == "other"] == ["kept"]
     again = harness.run(reflect, tasks=tasks, trajectories=[harness.trajectories(
         [rows[0].model_copy(update={"trajectory_id": "again"})])], notes=made["notes"])  # fmt: skip
     assert again.metrics["repeated"] == 1, "the same advice comes once"
@@ -192,7 +192,7 @@ class Scripting(Scripted):
 def test_an_engine_may_write_the_notes(harness: Harness, tasks: Tasks, slips: Trajectories) -> None:
     by = {"type": f"{__name__}:Advising", "advice": "ask for the boss first"}
     made = harness.run(reflect, {"by": by}, tasks=tasks, trajectories=[slips])
-    assert {one.text for one in made["notes"].read()} == {"ask for the boss first"}
+    assert {note.text for note in made["notes"].read()} == {"ask for the boss first"}
     assert made.metrics["made"] == made.metrics["failed"]
     silent = {"type": f"{__name__}:Advising", "advice": " "}
     with pytest.warns(UserWarning, match="no note was made of"):
@@ -224,11 +224,11 @@ def test_a_model_behind_an_endpoint_may_write_the_notes(
     with judging(critic) as server:
         made = harness.run(reflect, {"by": server.engine, **config}, tasks=tasks, trajectories=[slips])
     failed = {row.task_id: row for row in slips.read() if not row.success}
-    notes = {one.task_id: one for one in made["notes"].read()}
-    assert {name: one.text for name, one in notes.items()} == {
+    notes = {note.task_id: note for note in made["notes"].read()}
+    assert {name: note.text for name, note in notes.items()} == {
         name: f"begin again with {row.prompt}" for name, row in failed.items()
     }
-    assert {one.by for one in notes.values()} == {"openai"}
+    assert {note.by for note in notes.values()} == {"openai"}
     assert len(server.requests) == len(failed)
 
 
@@ -285,16 +285,16 @@ def showing(harness: Harness, notes: list[Note], **item: Any) -> Showing:
 
 
 def test_a_note_reaches_its_own_task_only_and_the_newest_come_first(harness: Harness, tasks: Tasks) -> None:
-    one, two, *_ = tasks.read()
-    notes = [note(n, one.task_id, f"advice {n}") for n in range(5)]
+    first, two, *_ = tasks.read()
+    notes = [note(n, first.task_id, f"advice {n}") for n in range(5)]
     both = showing(harness, [*notes, note(9, two.task_id, "else"), note(8, None, "all", scope="env")], k=3)
-    assert both.of(one).text == "Notes: advice 3; advice 4; all"
-    assert both.of(one).tags == ("note:n3", "note:n4", "note:n8")
+    assert both.of(first).text == "Notes: advice 3; advice 4; all"
+    assert both.of(first).tags == ("note:n3", "note:n4", "note:n8")
     assert both.of(two).text == "Notes: else; all"
-    assert both(one) == both(one)
+    assert both(first) == both(first)
     assert both.counts["notes_shown"] == 6
     small = showing(harness, notes, k=3, max_tokens=5)
-    assert small.of(one).text == "Notes: advice 3; advice 4"
+    assert small.of(first).text == "Notes: advice 3; advice 4"
     assert small.counts["notes_without_room"] == 1
 
 
@@ -311,7 +311,7 @@ def test_unsolved_tasks_are_tried_again_with_their_notes(
     made = again["trajectories"].read()
     assert {row.task_id for row in made} == unsolved
     assert len(made) == 3 * len(unsolved) == 3 * again.metrics["unsolved"]
-    own = {one.note_id: one for one in reflected.read()}
+    own = {note.note_id: note for note in reflected.read()}
     last = {row.task_id: row.trajectory_id for row in rows}
     for row in made:
         named = [tag.removeprefix("note:") for tag in row.tags if tag.startswith("note:")]

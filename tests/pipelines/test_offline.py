@@ -60,9 +60,9 @@ def scored(harness: Harness, given: Trajectories, rewards: list[float], **change
     """Copies of rows with these rewards."""
     rows = [
         row.model_copy(
-            update={"trajectory_id": f"{row.trajectory_id}-{harness._count}", "reward": one, "success": one > 0}
+            update={"trajectory_id": f"{row.trajectory_id}-{harness._count}", "reward": reward, "success": reward > 0}
         )
-        for row, one in zip(given.read(), rewards, strict=True)
+        for row, reward in zip(given.read(), rewards, strict=True)
     ]
     return harness.trajectories([row.model_copy(update=changes) for row in rows])
 
@@ -157,7 +157,7 @@ def test_rows_are_credited_in_columns_as_by_their_tokens(
     monkeypatch.setattr(PolicyGradient, "credits_whole_rows", False)
     tokens = harness.run(offline, config, trajectories=given, model=model)
     assert columns.metrics["degenerate_rows"] == tokens.metrics["degenerate_rows"]
-    ours, theirs = (sorted(one["rows"].table().to_pylist(), key=lambda row: row["unit"]) for one in (columns, tokens))
+    ours, theirs = (sorted(item["rows"].table().to_pylist(), key=lambda row: row["unit"]) for item in (columns, tokens))
     assert [len(row["input_ids"]) for row in ours]
     for row, other in zip(ours, theirs, strict=True):
         for name in ("weights", "logprobs", "ref_logprobs"):
@@ -197,7 +197,7 @@ def at_once(
         for row in made
     ]
     version = max(row.policy_version for row in made)
-    current = [one.tolist() for one in batch_logprobs(policy, TrainingRows.of(plain), micro_tokens)]
+    current = [logprob.tolist() for logprob in batch_logprobs(policy, TrainingRows.of(plain), micro_tokens)]
     extras = Extras(reference=current if algorithm.kl else None, proximal=current, version=version)
     credit = assign(algorithm, made, extras)
     rows = [
@@ -239,7 +239,7 @@ def test_rows_are_credited_in_parts_as_at_once(
         whole = harness.run(offline, config, trajectories=given, model=model)
     for name in ("degenerate_rows", "ess", "lr_scale", "staleness", "max_staleness", "mean_importance", "masked_share"):
         assert parts.metrics.get(name, 0) == pytest.approx(whole.metrics.get(name, 0), rel=1e-5), name
-    ours, theirs = (sorted(one["rows"].table().to_pylist(), key=lambda row: row["unit"]) for one in (parts, whole))
+    ours, theirs = (sorted(item["rows"].table().to_pylist(), key=lambda row: row["unit"]) for item in (parts, whole))
     assert ours
     for row, expected in zip(ours, theirs, strict=True):
         for name in ("weights", "logprobs", "ref_logprobs"):
@@ -251,7 +251,7 @@ GAMES = {"shared": [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0], "own": [1.0, 0.0, 0
 
 
 @pytest.mark.parametrize(
-    ("credit", "rewards", "said"),
+    ("credit", "rewards", "message"),
     [
         ("whole", "shared", ""),
         ("joint", "shared", ""),
@@ -261,21 +261,23 @@ GAMES = {"shared": [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0], "own": [1.0, 0.0, 0
     ],
 )
 def test_agents_of_an_episode_count_alike_stored_and_online(
-    harness: Harness, tasks: Tasks, model: Model, credit: str, rewards: str, said: str
+    harness: Harness, tasks: Tasks, model: Model, credit: str, rewards: str, message: str
 ) -> None:
     made = harness.run(sample, {"samples": 4, "sampling": LIMITS}, model=model, tasks=tasks)["trajectories"]
     rows = [
-        row.model_copy(update={"episode_id": f"game-{place // 2}", "segment": place % 2, "agent": f"a{place % 2}"})
-        for place, row in enumerate(scored(harness, made, GAMES[rewards]).read())
+        row.model_copy(
+            update={"episode_id": f"game-{position // 2}", "segment": position % 2, "agent": f"a{position % 2}"}
+        )
+        for position, row in enumerate(scored(harness, made, GAMES[rewards]).read())
     ]
-    named = [{"trajectory_id": f"{harness._count}-{place}", "group_id": "games"} for place in range(len(rows))]
+    named = [{"trajectory_id": f"{harness._count}-{position}", "group_id": "games"} for position in range(len(rows))]
     rows = [row.model_copy(update=new) for row, new in zip(rows, named, strict=True)]
     algorithm = {"type": "rloo", "credit": credit}
     config, given = CONFIG | {"algorithm": algorithm}, [harness.trajectories(rows)]
-    if said:
-        with pytest.raises(ValueError, match=said):
+    if message:
+        with pytest.raises(ValueError, match=message):
             assign(RLOO(credit=credit), rows)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             harness.run(offline, config, trajectories=given, model=model)
         return
     stored = harness.run(offline, config, trajectories=given, model=model)["rows"].table().to_pylist()

@@ -31,19 +31,19 @@ def policy(request: pytest.FixtureRequest) -> Policy:
 
 def turns(codec: ChatCodec, row: dict[str, Any], tools: str) -> list[Message]:
     """What the masked tokens of a training row say, read as sampled turns are."""
-    found, start = [], 0
+    matches, start = [], 0
     for acts, run in groupby(row["mask"]):
         end = start + len(list(run))
         if acts:
             parsed = codec.parse(row["input_ids"][start:end], row["input_ids"][:start], tools)
             assert parsed.error is None
-            found.append(parsed.message)
+            matches.append(parsed.message)
         start = end
-    return found
+    return matches
 
 
 def meaning(messages: list[Message]) -> list[tuple[str, list[tuple[str, dict[str, Any]]]]]:
-    return [(one.content, [(call.name, call.parsed()) for call in one.tool_calls]) for one in messages]
+    return [(message.content, [(call.name, call.parsed()) for call in message.tool_calls]) for message in messages]
 
 
 def outcomes(harness: Harness, given: Trajectories) -> Trajectories:
@@ -64,9 +64,9 @@ def test_written_rows_reach_kto_as_their_family_writes_them(tmp_path: Path, poli
     rows = {row["row_id"]: row for row in trained["rows"].table().to_pylist()}
     assert len(rows) == 4
     assert {row["label"] for row in rows.values()} == {1, -1}
-    for one in written:
-        said = [message for message in one.messages if message.role is Role.ASSISTANT]
-        assert meaning(turns(policy.codec, rows[f"{one.trajectory_id}-x"], one.tools)) == meaning(said)
+    for entry in written:
+        texts = [message for message in entry.messages if message.role is Role.ASSISTANT]
+        assert meaning(turns(policy.codec, rows[f"{entry.trajectory_id}-x"], entry.tools)) == meaning(texts)
 
 
 @pytest.mark.parametrize("stage", [kto, offline], ids=lambda stage: stage.name)
@@ -80,9 +80,9 @@ def test_sampled_rows_reach_training_as_they_were_sampled(tmp_path: Path, policy
     trained = harness.run(stage, CONFIG, trajectories=[given], model=model)
     rows = {row["row_id"]: row for row in trained["rows"].table().to_pylist()}
     assert len(rows) == 4
-    for one in given.read():
-        assert rows[one.trajectory_id]["input_ids"] == one.input_ids
-        assert rows[one.trajectory_id]["mask"] == one.action_mask
+    for entry in given.read():
+        assert rows[entry.trajectory_id]["input_ids"] == entry.input_ids
+        assert rows[entry.trajectory_id]["mask"] == entry.action_mask
     assert "dialect" not in trained.metrics, "nothing was encoded again"
 
 

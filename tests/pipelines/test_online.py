@@ -34,8 +34,8 @@ SMALL = {"iterations": 4, "tasks": 3, "samples": 4, "optimizer": {"lr": 1e-3}, "
 def test_rollouts_that_differ_in_reward_move_the_policy_towards_the_reward(
     harness: Harness, warm: Model, tasks: Tasks
 ) -> None:
-    one = {"iterations": 1, "tasks": 6, "samples": 8, "optimizer": {"lr": 1e-4}, **LIMITS}
-    made = harness.run(online, one, model=warm, tasks=tasks)
+    config = {"iterations": 1, "tasks": 6, "samples": 8, "optimizer": {"lr": 1e-4}, **LIMITS}
+    made = harness.run(online, config, model=warm, tasks=tasks)
     [metrics] = made["metrics"].table().to_pylist()
     assert 0 < metrics["success"] < 1
     assert metrics["grad_norm"] > 1e-3
@@ -80,14 +80,14 @@ def test_a_ticket_gives_its_rollouts_their_ids_and_their_group(harness: Harness,
     assert [int(row.trajectory_id[-6:]) for row in rows] == list(range(len(rows)))
     assert len(rows) == 4 * sum(row["tickets"] for row in batches)
     tickets = made["coverage"].table().to_pylist()
-    assert [one["ticket"] for one in tickets] == list(range(len(tickets)))
+    assert [ticket["ticket"] for ticket in tickets] == list(range(len(tickets)))
     for number, row in enumerate(batches):
-        mine = [one for one in tickets if one["batch"] == number]
+        mine = [ticket for ticket in tickets if ticket["batch"] == number]
         assert len(mine) == row["tickets"]
-        assert sum(one["fills"] for one in mine) == 3
-        assert sum(not one["fills"] for one in mine) <= 3
+        assert sum(entry["fills"] for entry in mine) == 3
+        assert sum(not entry["fills"] for entry in mine) <= 3
     task_of = {row.group_id: row.task_id for row in rows}
-    assert [one["task_id"] for one in tickets] == list(task_of.values())
+    assert [ticket["task_id"] for ticket in tickets] == list(task_of.values())
     for row in rows:
         assert int(row.group_id[-6:]) == int(row.trajectory_id[-6:]) - row.sample_index
         assert row.group_id[:-6] == row.trajectory_id[:-6]
@@ -126,15 +126,15 @@ def test_a_resumed_run_takes_the_rollouts_that_the_buffer_holds(
         await add(self, jobs, made)
 
     monkeypatch.setattr(Flow, "add", counted)
-    found = online(context, config, model=warm, tasks=tasks)
+    result = online(context, config, model=warm, tasks=tasks)
     assert sampled
     assert not set(sampled) & set(before)
     assert sorted([*before, *sampled]) == context.row_ids()
     for name in ("metrics", "batches"):
-        expected, again = (made[name].table().to_pydict() for made in (undisturbed.outputs, found))
+        expected, again = (made[name].table().to_pydict() for made in (undisturbed.outputs, result))
         for column in expected.keys() - {"row_id"}:
             assert repr(again[column]) == repr(expected[column]), column  # NaN is not equal to itself
-    recorded = [row["trajectory_id"] for row in found["steps"].table().to_pylist()]
+    recorded = [row["trajectory_id"] for row in result["steps"].table().to_pylist()]
     assert len(set(recorded)) == len(recorded)
     assert set(recorded) <= set(context.row_ids())
 

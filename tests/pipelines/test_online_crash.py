@@ -46,8 +46,8 @@ def killed(folder: Path, config: dict[str, Any]) -> list[Path]:
 def is_whole(folder: Path, tickets: int, bound: int) -> None:
     """Each ticket is in one batch, no group is late, and no row was made twice."""
     covered = pq.read_table(folder / "out" / "coverage.parquet").to_pylist()
-    assert sorted(one["ticket"] for one in covered) == list(range(tickets))
-    assert max(one["staleness"] for one in covered) <= bound
+    assert sorted(entry["ticket"] for entry in covered) == list(range(tickets))
+    assert max(entry["staleness"] for entry in covered) <= bound
     made = Counter((folder / "made.txt").read_text().split())
     assert not [name for name, times in made.items() if times > 1]
     assert len(pq.read_table(folder / "out" / "trajectories.parquet")) == tickets * SMALL["samples"]
@@ -69,9 +69,9 @@ def test_a_run_that_was_killed_equals_one_that_was_not(tmp_path: Path, way: str)
     oldest = max(row["staleness"] for row in pq.read_table(calm / "out" / "coverage.parquet").to_pylist())
     assert oldest == 0 if way == "synchronous" else oldest > 0
     for storm in storms:
-        found = content(storm)
-        assert found.keys() == expected.keys()
-        assert [name for name in expected if found[name] != expected[name]] == []
+        result = content(storm)
+        assert result.keys() == expected.keys()
+        assert [name for name in expected if result[name] != expected[name]] == []
 
 
 @pytest.mark.slow
@@ -113,8 +113,8 @@ def test_runs_that_are_killed_in_compressed_episodes_keep_whole_ones(tmp_path: P
             storm = tmp_path / way / moment
             episodes = stored(storm)
             for names in kills:
-                found = {episode_of(name) for name in names}
-                assert sorted(names) == sorted(row.trajectory_id for name in found for row in episodes[name])
+                result = {episode_of(name) for name in names}
+                assert sorted(names) == sorted(row.trajectory_id for name in result for row in episodes[name])
             assert way == "free" or content(storm) == content(calm)
             if way != "sample":
                 counts_each_once(storm, episodes)
@@ -129,36 +129,36 @@ def stored(folder: Path) -> dict[str, list[Trajectory]]:
     """The episodes in a store, of which all are whole: segments without a gap, up to the answer if one was given."""
     buffer = TrajectoryBuffer(folder / "store")
     rows = buffer.get_many(buffer.scan().collect()["trajectory_id"].to_list())
-    found = {each[0].episode_id: each for each in by_episode(rows)}
-    assert any(len(each) > 1 for each in found.values())
-    for name, each in found.items():
+    result = {each[0].episode_id: each for each in by_episode(rows)}
+    assert any(len(each) > 1 for each in result.values())
+    for name, each in result.items():
         assert [row.trajectory_id for row in each] == [name_of(name, number) for number in range(len(each))]
         if each[0].termination is Termination.ANSWERED:
             ends = each[-1].messages[-1]
             assert ends.role is Role.ASSISTANT
             assert not ends.tool_calls
-    return found
+    return result
 
 
 def counts_each_once(folder: Path, episodes: dict[str, list[Trajectory]]) -> None:
     """Batches have whole groups, and rewards are compared between episodes, however many rows these have."""
     steps = pq.read_table(folder / "out" / "steps.parquet").to_pylist()
-    assert sorted(one["trajectory_id"] for one in steps) == sorted(
+    assert sorted(step["trajectory_id"] for step in steps) == sorted(
         row.trajectory_id for each in episodes.values() for row in each
     )
     covered = pq.read_table(folder / "out" / "coverage.parquet").to_pylist()
-    assert sorted(one["ticket"] for one in covered) == list(range(SMALL["iterations"] * SMALL["tasks"]))
-    assert {one["rows"] for one in covered} == {SMALL["samples"]}
+    assert sorted(entry["ticket"] for entry in covered) == list(range(SMALL["iterations"] * SMALL["tasks"]))
+    assert {entry["rows"] for entry in covered} == {SMALL["samples"]}
     groups: dict[str, list[float]] = {}
     for each in episodes.values():
         groups.setdefault(each[0].group_id or "", []).append(each[0].reward or 0.0)
-    for one in steps:
-        mine = episodes[episode_of(one["trajectory_id"])]
+    for step in steps:
+        mine = episodes[episode_of(step["trajectory_id"])]
         rewards = groups[mine[0].group_id or ""]
         assert len(rewards) == SMALL["samples"]
-        row = next(row for row in mine if row.trajectory_id == one["trajectory_id"])
+        row = next(row for row in mine if row.trajectory_id == step["trajectory_id"])
         scaled = ((mine[0].reward or 0.0) - np.mean(rewards)) / (np.std(rewards) + 1e-6) if row.n_action_tokens else 0.0
-        assert one["advantage"] == pytest.approx(scaled, abs=1e-3)
+        assert step["advantage"] == pytest.approx(scaled, abs=1e-3)
 
 
 @pytest.mark.slow
@@ -171,9 +171,9 @@ def test_runs_with_servers_of_which_either_is_killed_make_no_row_twice_and_leave
     engine = {"type": "vllm", "dtype": "float32", "python": os.environ["VLLM_PYTHON"], "context": 128}
     config = {**SMALL, "iterations": 8, "ahead": 1, "max_staleness": 2, "engine": engine}
     config["optimizer"] = {"lr": 1e-3, "lora": lora}
-    found = ran("online_crash_servers.py", tmp_path, rounds, 0, config, timeout=600 + 240 * rounds)
-    assert len(found["victims"]) == rounds
-    assert {"run", "server"} == set(found["victims"])
-    assert found["left"] == []
-    for number in range(found["storms"]):
+    result = ran("online_crash_servers.py", tmp_path, rounds, 0, config, timeout=600 + 240 * rounds)
+    assert len(result["victims"]) == rounds
+    assert {"run", "server"} == set(result["victims"])
+    assert result["left"] == []
+    for number in range(result["storms"]):
         is_whole(tmp_path / f"storm-{number}", 24, 2)

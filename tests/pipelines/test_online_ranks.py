@@ -45,14 +45,14 @@ def spread(zero: int, together: int = 1) -> dict[str, Any]:
     return {"zero": zero, "processes": 2, "sequence_parallel": together}
 
 
-def same(found: Result, expected: Result) -> None:
+def same(result: Result, expected: Result) -> None:
     """Both trained on the same rollouts, with the same losses, and ended with the same weights."""
-    ours, theirs = (made["metrics"].table().to_pylist() for made in (found, expected))
+    ours, theirs = (made["metrics"].table().to_pylist() for made in (result, expected))
     assert any(row["grad_norm"] for row in theirs)
-    for one, other in zip(ours, theirs, strict=True):
+    for first, other in zip(ours, theirs, strict=True):
         for name, value in other.items():
-            assert one[name] == (value if value is None else pytest.approx(value, rel=2e-3, abs=2e-5)), (name, one)
-    weights, others = (Policy.load(made["model"].path).model.state_dict() for made in (found, expected))
+            assert first[name] == (value if value is None else pytest.approx(value, rel=2e-3, abs=2e-5)), (name, first)
+    weights, others = (Policy.load(made["model"].path).model.state_dict() for made in (result, expected))
     for name, value in others.items():
         assert weights[name].numpy() == pytest.approx(value.numpy(), abs=5e-4), name
 
@@ -78,10 +78,10 @@ def test_ranks_learn_what_one_process_learns(harness: Harness, warm: Model, task
     deepspeed, algorithm, optimizer = WAYS[way]
     config = {**SMALL, "algorithm": algorithm, "optimizer": {**OPTIMIZER, **optimizer}, "updates": 2}
     expected = harness.run(online, config, model=warm, tasks=tasks)
-    found = harness.run(online, {**config, "deepspeed": deepspeed}, model=warm, tasks=tasks)
-    same(found, expected)
+    outputs = harness.run(online, {**config, "deepspeed": deepspeed}, model=warm, tasks=tasks)
+    same(outputs, expected)
     for name in ("train_logprobs", "entropy"):
-        ours, theirs = (made["batches"].table()[name].combine_chunks() for made in (found, expected))
+        ours, theirs = (made["batches"].table()[name].combine_chunks() for made in (outputs, expected))
         assert ours.offsets == theirs.offsets
         assert ours.values.to_numpy() == pytest.approx(theirs.values.to_numpy(), abs=2e-2), name
 
@@ -114,7 +114,7 @@ def test_a_killed_run_on_ranks_goes_on(harness: Harness, warm: Model, tasks: Tas
         online(replace(context, progress=kill), own, model=warm, tasks=tasks)
     before = context.row_ids()
     again: list[str] = []
-    found = online(
+    result = online(
         replace(context, progress=lambda done, total, **shown: again.append(str(shown.get("again")))),
         own,
         model=warm,
@@ -122,7 +122,7 @@ def test_a_killed_run_on_ranks_goes_on(harness: Harness, warm: Model, tasks: Tas
     )
     assert again == ["from its record", "None"]
     assert len(before) == 36
-    same(Result(found, {}), expected)
+    same(Result(result, {}), expected)
 
 
 @pytest.mark.slow

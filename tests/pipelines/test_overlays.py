@@ -34,10 +34,10 @@ MODEL = {"init": "tiny", "size": "small"}
     ],
 )
 def test_a_mapping_that_becomes_another_thing_is_replaced(base: Any, over: Any, result: Any, dropped: str) -> None:
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert overlaid({"m": base}, {"m": over}) == {"m": result}
-    assert [str(one.message) for one in said] == ([dropped] if dropped else [])
+    assert [str(text.message) for text in caught] == ([dropped] if dropped else [])
 
 
 TRAINED = """

@@ -21,7 +21,7 @@ from agentrl.pipelines.replay import ReplayError, replay
 from agentrl.pipelines.results.lineage import find_artifact
 
 
-@pytest.mark.parametrize("name", sorted(one.name for one in EXAMPLES.glob("own_*")))
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("own_*")))
 def test_the_tests_of_an_example_pass_where_a_user_would_run_them(name: str, tmp_path: Path) -> None:
     folder = example(name, tmp_path).parent
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
@@ -50,9 +50,9 @@ def test_an_algorithm_and_an_advantage_of_ones_own(folder: Path) -> None:
     assert reasons(planned(path, *small)) == {}
     catalog = Catalog(str(path.parent / "store"))
     for stage in ("soft", "median"):
-        found = replay(catalog, find_artifact(catalog, stage), 1)
-        assert found.equal, found
-        assert found.recorded["grad_norm"] > 1e-3
+        replayed = replay(catalog, find_artifact(catalog, stage), 1)
+        assert replayed.equal, replayed
+        assert replayed.recorded["grad_norm"] > 1e-3
     manifest = find_artifact(catalog, "soft")
     assert manifest.ingredients.config["algorithm"]["type"] == "my_algorithms.soft_gate:SoftGate"
     assert not replay(catalog, manifest, 1, ["algorithm.tau_positive=3"]).equal
@@ -183,9 +183,9 @@ def test_a_format_of_ones_own(
     out = ["buffer", "export", "out.csv", "--format", name, "--store", buffer.store]
     assert cli.call(out) == 0
     assert cli.call(["buffer", "import", "out.csv", "--format", name, "--store", str(folder / "other"), "--json"]) == 0
-    said = capsys.readouterr().out
-    assert "3 records of 3 rows written to out.csv" in said
-    assert json.loads(said[said.index("{") :])["rows"] == 3
+    printed = capsys.readouterr().out
+    assert "3 records of 3 rows written to out.csv" in printed
+    assert json.loads(printed[printed.index("{") :])["rows"] == 3
     with pytest.raises(StoreError, match=r"chats\.csv does not look like my_formats.csv_turns:CsvTurns.*: it is CSV"):
         run(path, "stages.chats.with.format.delimiter='|'")
 

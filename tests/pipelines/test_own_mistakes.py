@@ -126,14 +126,14 @@ def plain(**returns: Any) -> Plain:
     ids=str,
 )
 def test_scores_that_are_taken(score: Any, reward: float, success: bool) -> None:
-    found = plain(score=score).score("answer")
-    assert found is not None
-    assert (found.reward, found.success) == (reward, success)
-    assert isinstance(found.components, tuple)
+    logprobs = plain(score=score).score("answer")
+    assert logprobs is not None
+    assert (logprobs.reward, logprobs.success) == (reward, success)
+    assert isinstance(logprobs.components, tuple)
 
 
 @pytest.mark.parametrize(
-    ("score", "said"),
+    ("score", "message"),
     [
         ({"reward": 1.0}, r"score\(\) of Attempt returned {'reward': 1.0}; return a Score, a number, or None"),
         ((1.0, True), r"score\(\) of Attempt returned \(1.0, True\); return a Score"),
@@ -142,8 +142,8 @@ def test_scores_that_are_taken(score: Any, reward: float, success: bool) -> None
     ],
     ids=str,
 )
-def test_scores_that_are_refused(score: Any, said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+def test_scores_that_are_refused(score: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
         plain(score=score).score("answer")
 
 
@@ -173,7 +173,7 @@ def test_what_an_episode_opens_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    ("env", "message"),
     [
         ("Listed", r"returned a list; return a dict of a list of Task for each of train, dev, heldout"),
         ("OtherSplits", r"returned the splits test; return a dict"),
@@ -181,17 +181,17 @@ def test_what_an_episode_opens_with() -> None:
         ("SameIds", r"4 ids of tasks of .*SameIds are those of several tasks, such as '0'.*in all splits"),
     ],
 )
-def test_tasks_that_are_refused(harness: Harness, env: str, said: str) -> None:
+def test_tasks_that_are_refused(harness: Harness, env: str, message: str) -> None:
     sizes = {"train": 4, "dev": 2, "heldout": 4}
-    with pytest.raises((TypeError, ValueError), match=said):
+    with pytest.raises((TypeError, ValueError), match=message):
         harness.run(generate, {"env": {"type": f"{__name__}:{env}"}, **sizes})
 
 
 def test_tasks_that_are_missing_or_in_two_splits_are_said(harness: Harness) -> None:
     sizes = {"train": 4, "dev": 2, "heldout": 3}
-    with pytest.warns(UserWarning, match="Leaking") as said:
+    with pytest.warns(UserWarning, match="Leaking") as caught:
         harness.run(generate, {"env": {"type": f"{__name__}:Leaking"}, **sizes})
-    texts = [str(one.message) for one in said]
+    texts = [str(text.message) for text in caught]
     assert [text for text in texts if text.startswith("2 of 2 dev tasks of") and "of another split too" in text]
     assert [text for text in texts if text.startswith("3 of 3 heldout tasks of")]
     assert [text for text in texts if text.endswith("Leaking has 3 train tasks; 4 were asked for")]
@@ -200,9 +200,9 @@ def test_tasks_that_are_missing_or_in_two_splits_are_said(harness: Harness) -> N
 
 def test_demonstrations_whose_tools_raise_or_that_all_fail_are_said(harness: Harness) -> None:
     tasks = harness.run(generate, {"env": {"type": f"{__name__}:Raising"}, "train": 3, "dev": 0, "heldout": 0})["train"]
-    with pytest.warns(UserWarning, match="demonstrations") as said:
+    with pytest.warns(UserWarning, match="demonstrations") as caught:
         rows = harness.run(synthesize, tasks=tasks)["trajectories"].read()
-    texts = [str(one.message) for one in said]
+    texts = [str(text.message) for text in caught]
     assert texts[0].startswith("tools raised in 3 of 3 demonstrations, and the expert read")
     assert f"; the first: {rows[0].trajectory_id} (`agentrl buffer show" in texts[0]
     assert texts[1].startswith("none of 3 demonstrations succeeded: check demonstrate() of the environment")
@@ -216,8 +216,8 @@ def test_an_environment_that_raises_in_rollouts_is_said_with_its_error(harness: 
     tasks = harness.run(generate, {"env": env, "train": 3, "dev": 0, "heldout": 0})["train"]
     spoken = [demonstrate(Raising(), task, 0.0, 0, "t").messages for task in tasks.read()]
     model = harness.model(tiny_policy(spoken, 0, TinySize(context=128)).save)
-    said = r"^env_errors 6: the environment raised, .*; the first is \S+: ZeroDivisionError: no turns$"
-    with pytest.warns(UserWarning, match=said):
+    text = r"^env_errors 6: the environment raised, .*; the first is \S+: ZeroDivisionError: no turns$"
+    with pytest.warns(UserWarning, match=text):
         made = harness.run(sample, {"samples": 2}, model=model, tasks=tasks)
     assert made.metrics["env_errors"] == 6
 

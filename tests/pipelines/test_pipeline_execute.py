@@ -60,9 +60,9 @@ def test_code_that_was_edited_since_the_plan_does_not_run_under_the_fingerprint_
     assert changed_code(job.sources, job.folders, job.ingredients.code) == []
     project.edit("deeper", "result = 0.0", "result = 0.5")
     workers = Workers(lambda *_: None)
-    said = rf"CodeChangedError: code {project.package}/deeper\.py changed since the plan; run again"
+    words = rf"CodeChangedError: code {project.package}/deeper\.py changed since the plan; run again"
     try:
-        with pytest.raises(StageError, match=said):
+        with pytest.raises(StageError, match=words):
             workers.run(job, project.folder / "log")
         assert project.catalog.manifests("b") == []
         outcome = workers.run(job_of((again := project.plan(text)).steps["b"], again, "r"), project.folder / "log")
@@ -239,7 +239,7 @@ def test_kill_9_of_the_run_leaves_no_worker_and_nothing_half_made(project: Proje
     assert process.stdout
     while "progress" not in process.stdout.readline():
         pass
-    below = [one.pid for one in descendants(process.pid)]
+    below = [item.pid for item in descendants(process.pid)]
     process.kill()
     process.wait()
     deadline = time.monotonic() + 5
@@ -261,7 +261,7 @@ def test_kill_9_of_the_run_ends_a_stage_that_holds_the_interpreter_lock(project:
     while "progress" not in process.stdout.readline():
         pass
     time.sleep(0.2)
-    below = [one.pid for one in descendants(process.pid)] + [int(Path("daemon").read_text())]
+    below = [item.pid for item in descendants(process.pid)] + [int(Path("daemon").read_text())]
     process.kill()
     process.wait()
     deadline = time.monotonic() + 3

@@ -224,8 +224,8 @@ def test_the_path_of_a_model_does_not_matter(project: Project) -> None:
     for name in ("one", "two"):
         (project.folder / name).mkdir()
         (project.folder / name / "model.safetensors").write_text("same")
-    one = PIPELINE.replace("inputs: {table: a}}", "inputs: {table: a}, with: {base: one}}")
-    assert prints(project, one) == prints(project, one.replace("base: one", "base: two"))
+    text = PIPELINE.replace("inputs: {table: a}}", "inputs: {table: a}, with: {base: one}}")
+    assert prints(project, text) == prints(project, text.replace("base: one", "base: two"))
 
 
 def test_missing_model_names_field_and_place(project: Project) -> None:
@@ -360,12 +360,14 @@ def test_a_hashed_config_and_the_paths_that_it_leaves_out_are_the_whole_config()
     assert with_paths({"paths": []}, {"path of paths.0": "a", "path of paths.1": "b"}) == {"paths": ["a", "b"]}
 
 
-@pytest.mark.parametrize(("one", "other", "same"), [("2.13.0+cpu", "2.13.0+cu130", True), ("2.13.0", "2.14.0", False)])
+@pytest.mark.parametrize(
+    ("first", "other", "same"), [("2.13.0+cpu", "2.13.0+cu130", True), ("2.13.0", "2.14.0", False)]
+)
 def test_a_local_part_of_a_version_does_not_count(
-    monkeypatch: pytest.MonkeyPatch, one: str, other: str, same: bool
+    monkeypatch: pytest.MonkeyPatch, first: str, other: str, same: bool
 ) -> None:
     versions = []
-    for version in (one, other):
+    for version in (first, other):
         monkeypatch.setattr("importlib.metadata.version", lambda _, version=version: version)
         versions.append(_installed_version("torch"))
     assert (versions[0] == versions[1]) is same

@@ -53,8 +53,8 @@ AXIS = str(list(range(100)))
 )
 def test_limits_name_the_number_and_what_is_allowed(project: Project, text: str, parts: tuple[str, ...]) -> None:
     began = time.process_time()
-    found = problems(project, text)
-    assert any(all(part in line for part in parts) for line in found), found
+    errors = problems(project, text)
+    assert any(all(part in line for part in parts) for line in errors), errors
     assert time.process_time() - began < 5
 
 
@@ -162,9 +162,9 @@ def test_what_is_not_declared_is_neither_imported_nor_called(project: Project, n
           a: {{uses: tasks.generate, with: {{env: {name!r}}}}}
           b: {{uses: {name!r}}}
     """
-    found = problems(project, text)
-    assert any(" stages.a.with.env: " in line for line in found), found
-    assert any(" stages.b.uses: " in line for line in found), found
+    errors = problems(project, text)
+    assert any(" stages.a.with.env: " in line for line in errors), errors
+    assert any(" stages.b.uses: " in line for line in errors), errors
     assert not (project.folder / "sprung").exists()
     assert not {"this", "antigravity", "trap"} & (set(sys.modules) - before)
     with pytest.raises(ValueError):

@@ -63,7 +63,7 @@ def test_all_problems_at_once_with_line_path_and_suggestion(project: Project) ->
       d: {uses: "toy:add", inputs: {tables: a22}}
       e: {uses: nothing.there}
     """
-    found = problems(project, text)
+    errors = problems(project, text)
     expected = [
         ("pipeline.yaml:3: stages.a.uses", "did you mean", "numbers"),
         ("pipeline.yaml:4: stages.b.inputs.tabels", "did you mean 'tables'"),
@@ -74,8 +74,8 @@ def test_all_problems_at_once_with_line_path_and_suggestion(project: Project) ->
         ("pipeline.yaml:10: stages.e.uses", "no stage 'nothing.there' in the library"),
     ]
     for parts in expected:
-        assert any(all(part in line for part in parts) for line in found), (parts, found)
-    assert len(found) == len(expected)
+        assert any(all(part in line for part in parts) for line in errors), (parts, errors)
+    assert len(errors) == len(expected)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_all_problems_at_once_with_line_path_and_suggestion(project: Project) ->
     ],
 )
 def test_files_that_cannot_be_read(project: Project, text: str, parts: tuple[str, ...]) -> None:
-    found = problems(project, text)
-    assert any(all(part in line for part in parts) for line in found), found
+    errors = problems(project, text)
+    assert any(all(part in line for part in parts) for line in errors), errors
 
 
 def test_edge_kinds_are_checked_at_load(project: Project) -> None:
-    found = problems(
+    errors = problems(
         project,
         """
         name: p
@@ -114,14 +114,14 @@ def test_edge_kinds_are_checked_at_load(project: Project) -> None:
           f: {uses: "toy:trouble", inputs: {table: b.sum}}
     """,
     )
-    assert any("stages.c.inputs.model: 'a' has no output of kind model; it has: a.table" in line for line in found)
-    assert any("stages.d.inputs.model: a.table is table, but the input takes model" in line for line in found)
-    assert any("2 outputs of kind table; name one of: b.sums (table), b.counts (table)" in line for line in found)
-    assert any("'b' has no output 'sum'; did you mean 'sums'?" in line for line in found)
+    assert any("stages.c.inputs.model: 'a' has no output of kind model; it has: a.table" in line for line in errors)
+    assert any("stages.d.inputs.model: a.table is table, but the input takes model" in line for line in errors)
+    assert any("2 outputs of kind table; name one of: b.sums (table), b.counts (table)" in line for line in errors)
+    assert any("'b' has no output 'sum'; did you mean 'sums'?" in line for line in errors)
 
 
 def test_circle_is_named(project: Project) -> None:
-    [found] = problems(
+    [error] = problems(
         project,
         """
         name: p
@@ -130,18 +130,18 @@ def test_circle_is_named(project: Project) -> None:
           b: {uses: "toy:add", inputs: {tables: a.sums}}
     """,
     )
-    assert "a -> b -> a" in found or "b -> a -> b" in found
+    assert "a -> b -> a" in error or "b -> a -> b" in error
 
 
 def test_set_reaches_nested_keys_and_reports_where_it_does_not(project: Project) -> None:
     pipeline = project.load(CHAIN, settings=["stages.a.with.factor=2e-1", "stages.a.with.names.x=3", "seed=1"])
     assert pipeline.nodes["a"].config.model_dump() == {"n": 5, "factor": 0.2, "names": {"x": 3}, "log_every": 1}
     assert pipeline.nodes["a"].seed == 1
-    found = problems(project, CHAIN, settings=["stages.aa.with.n=1", "nonsense", "stages.a.with.m=1"])
-    assert "--set stages.aa.with.n: there is no stage 'aa'; did you mean 'a'?" in found
-    assert any("is written as a.b.c=value" in line for line in found)
-    [found] = problems(project, CHAIN, settings=["stages.a.with.m=1"])
-    assert found.startswith("--set stages.a.with.m: stages.a.with.m: unknown key 'm'")
+    errors = problems(project, CHAIN, settings=["stages.aa.with.n=1", "nonsense", "stages.a.with.m=1"])
+    assert "--set stages.aa.with.n: there is no stage 'aa'; did you mean 'a'?" in errors
+    assert any("is written as a.b.c=value" in line for line in errors)
+    [errors] = problems(project, CHAIN, settings=["stages.a.with.m=1"])
+    assert errors.startswith("--set stages.a.with.m: stages.a.with.m: unknown key 'm'")
 
 
 def test_profiles_overlay_config_and_execution(project: Project) -> None:
@@ -162,10 +162,10 @@ def test_profiles_overlay_config_and_execution(project: Project) -> None:
     assert cluster.nodes["a"].execution.gpus == 8
     assert [node.execution.pool for node in cluster.nodes.values()] == ["gpu"] * 3
     assert cluster.nodes["b"].execution.retries == 1
-    [found] = problems(project, text, profile="clutser")
-    assert "did you mean 'cluster'" in found
-    [found] = problems(project, text.replace("a: {with: {n: 50}", "aa: {with: {n: 50}"), profile="cluster")
-    assert "profiles.cluster.stages.aa: there is no stage 'aa' to overlay; did you mean 'a'?" in found
+    [error] = problems(project, text, profile="clutser")
+    assert "did you mean 'cluster'" in error
+    [error] = problems(project, text.replace("a: {with: {n: 50}", "aa: {with: {n: 50}"), profile="cluster")
+    assert "profiles.cluster.stages.aa: there is no stage 'aa' to overlay; did you mean 'a'?" in error
 
 
 def test_extends_merges_and_null_removes(project: Project) -> None:
@@ -181,15 +181,15 @@ def test_extends_merges_and_null_removes(project: Project) -> None:
     assert list(pipeline.nodes) == ["a", "b"]
     assert pipeline.nodes["a"].config.model_dump()["n"] == 5
     assert pipeline.nodes["a"].config.model_dump()["factor"] == 3.0
-    found = problems(project, "extends: base.yaml\nname: child\nstages: {a: {with: {factor: x}}}")
-    assert found[0].startswith("pipeline.yaml:3: stages.a.with.factor: Input should be a valid number")
-    assert found[0].endswith("not 'x'")
+    errors = problems(project, "extends: base.yaml\nname: child\nstages: {a: {with: {factor: x}}}")
+    assert errors[0].startswith("pipeline.yaml:3: stages.a.with.factor: Input should be a valid number")
+    assert errors[0].endswith("not 'x'")
 
 
 def test_problem_of_an_inherited_line_names_the_base_file(project: Project) -> None:
     project.write(CHAIN.replace("n: 5", "n: five"), "base.yaml")
-    [found] = problems(project, "extends: base.yaml\nname: child")
-    assert found.startswith("base.yaml:5: stages.a.with.n")
+    [error] = problems(project, "extends: base.yaml\nname: child")
+    assert error.startswith("base.yaml:5: stages.a.with.n")
 
 
 def test_matrix_takes_seeds(project: Project) -> None:
@@ -218,7 +218,7 @@ def test_matrix_makes_one_stage_per_combination(project: Project) -> None:
     assert pipeline.nodes["all"].upstream == ["a-0.5-1", "a-0.5-2", "a-2-1", "a-2-2"]
     assert pipeline.nodes["some"].upstream == ["a-0.5-1", "a-0.5-2"]
     assert pipeline.nodes["each-a-2-2"].upstream == ["a-2-2"]
-    [found] = problems(
+    [error] = problems(
         project,
         """
         name: p
@@ -227,7 +227,7 @@ def test_matrix_makes_one_stage_per_combination(project: Project) -> None:
           b: {uses: "toy:trouble", inputs: {table: a}}
     """,
     )
-    assert "takes one table, but is given a-1.table, a-2.table" in found
+    assert "takes one table, but is given a-1.table, a-2.table" in error
 
 
 def test_repeat_carries_outputs_from_round_to_round(project: Project) -> None:
@@ -250,7 +250,7 @@ def test_repeat_carries_outputs_from_round_to_round(project: Project) -> None:
     assert nodes["last-3"].inputs["table"] == (Edge("middle-3", "sums"),)
     assert nodes["end"].upstream == ["last-3", "start", "middle-3"]
     assert nodes["every"].upstream == ["last-1", "last-2", "last-3"]
-    found = problems(
+    errors = problems(
         project,
         """
         name: p
@@ -258,7 +258,7 @@ def test_repeat_carries_outputs_from_round_to_round(project: Project) -> None:
           g: {repeat: 2, stages: {x: {uses: "toy:add", inputs: {tables: carry.tabel}}}}
     """,
     )
-    assert all("carry.tabel is not carried" in line for line in found)
+    assert all("carry.tabel is not carried" in line for line in errors)
 
 
 def test_secrets_are_named_and_environment_variables_are_for_nothing_else(project: Project) -> None:
@@ -270,9 +270,9 @@ def test_secrets_are_named_and_environment_variables_are_for_nothing_else(projec
           c: {uses: "toy:loose", with: {anything: {deep: ["%s"]}}}
     """
     assert project.load(text % ("${API_KEY}", "x")).nodes["b"].config.key == "${API_KEY}"  # type: ignore[attr-defined]
-    found = problems(project, text % ("sk-123", "${HOME}"))
-    assert any("stages.b.with.key: write a secret as ${NAME_OF_AN_ENVIRONMENT_VARIABLE}" in line for line in found)
-    assert any("stages.c.with.anything.deep.0: environment variables are for secrets only" in line for line in found)
+    errors = problems(project, text % ("sk-123", "${HOME}"))
+    assert any("stages.b.with.key: write a secret as ${NAME_OF_AN_ENVIRONMENT_VARIABLE}" in line for line in errors)
+    assert any("stages.c.with.anything.deep.0: environment variables are for secrets only" in line for line in errors)
 
 
 def test_unknown_pipeline_suggests_files_and_library(project: Project) -> None:
@@ -315,7 +315,11 @@ def test_merge_keys_take_in_mappings_and_own_keys_win(project: Project) -> None:
           c: {uses: "toy:numbers", with: {<<: [{n: 1}, *base], log_every: 4}}
     """)
     configs = [pipeline.nodes[name].config.model_dump(exclude={"names"}) for name in "abc"]
-    assert [(one["n"], one["factor"], one["log_every"]) for one in configs] == [(5, 2.0, 1), (7, 2.0, 1), (1, 2.0, 4)]
+    assert [(config["n"], config["factor"], config["log_every"]) for config in configs] == [
+        (5, 2.0, 1),
+        (7, 2.0, 1),
+        (1, 2.0, 4),
+    ]
     wrong = problems(
         project,
         """\

@@ -254,11 +254,11 @@ def test_rows_carry_the_pipeline_that_made_them(drawing: Project) -> None:
     drawing.run(DRAWN)
     drawing.run(DRAWN.replace("name: p", "name: other") + "    seed: 7\n")
     buffer = TrajectoryBuffer(drawing.store)
-    found = buffer.sql("select pipeline, stage, count(*) as n from trajectories group by pipeline, stage").rows()
-    assert sorted(found) == [("other", "draw", 2), ("p", "draw", 2)]
+    table = buffer.sql("select pipeline, stage, count(*) as n from trajectories group by pipeline, stage").rows()
+    assert sorted(table) == [("other", "draw", 2), ("p", "draw", 2)]
     by_stage = buffer.stats()["stages"]
-    assert sorted((row["pipeline"], row["stage"], row["rows"]) for row in by_stage) == sorted(found)
-    assert {one["pipeline"] for one in buffer.history() if one["rows"]} == {"p", "other"}
+    assert sorted((row["pipeline"], row["stage"], row["rows"]) for row in by_stage) == sorted(table)
+    assert {commit["pipeline"] for commit in buffer.history() if commit["rows"]} == {"p", "other"}
 
 
 def test_two_pipelines_do_not_give_each_others_reasons(project: Project) -> None:

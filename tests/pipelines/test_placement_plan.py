@@ -37,14 +37,14 @@ def rows(placement: Placement, stage: str) -> dict[str, dict[str, Any]]:
 
 
 def test_the_files_for_clusters_fit_their_machines(models: dict[str, Path]) -> None:
-    one, many = (placed(name, models) for name in (ONE_NODE, MANY))
-    assert (one.problems, one.unknown, many.problems, many.unknown) == ([], [], [], [])
-    ranks = rows(one, "warm")["rank"]
+    item, many = (placed(name, models) for name in (ONE_NODE, MANY))
+    assert (item.problems, item.unknown, many.problems, many.unknown) == ([], [], [], [])
+    ranks = rows(item, "warm")["rank"]
     assert (ranks["processes"], ranks["nodes"], ranks["gpus_each"]) == (8, 1, 1)
     assert 16 * 7.6e9 / 8 / 2**30 < ranks["gib"] < 80
-    servers = rows(one, "sample")["vLLM server"]
+    servers = rows(item, "sample")["vLLM server"]
     assert (servers["processes"], servers["gpus_each"], servers["gib"]) == (8, 1, pytest.approx(72, abs=0.2))
-    assert rows(one, "sample")["stage (probe)"]["gpus_each"] == 0
+    assert rows(item, "sample")["stage (probe)"]["gpus_each"] == 0
     ranks = rows(many, "star")["rank"]
     assert (ranks["processes"], ranks["nodes"]) == (32, 4)
     servers = rows(many, "measured")["vLLM server"]
@@ -66,9 +66,9 @@ def test_the_command_prints_it_and_refuses_what_cannot_fit(models: dict[str, Pat
     assert "vLLM server" in done.output
     done = CliRunner().invoke(app, ["plan", ONE_NODE, *given, "--json", "--set", "execution.gpu_gib=24"])
     assert done.exit_code == 2
-    said = json.loads(done.output)
-    assert said["placement"]
-    [warm] = [one for one in said["problems"] if one.startswith("stage warm:")]
+    printed = json.loads(done.output)
+    assert printed["placement"]
+    [warm] = [problem for problem in printed["problems"] if problem.startswith("stage warm:")]
     assert "a rank needs" in warm
     assert "of a GPU of 24 GiB" in warm
     assert "it fits with" in warm
@@ -99,7 +99,7 @@ def test_what_cannot_fit_is_refused_with_what_would(
     name: str, change: list[str], says: str, models: dict[str, Path]
 ) -> None:
     problems = placed(name, models, *change).problems
-    assert any(re.search(says, one) for one in problems), problems
+    assert any(re.search(says, problem) for problem in problems), problems
 
 
 LONG = "stages.warm.with.optimizer.micro_tokens=131072"
@@ -266,10 +266,10 @@ def test_the_quickstart_is_placed_on_this_machine_and_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_gpus(tmp_path / "bin", 0, monkeypatch)
-    found = place(load("quickstart"))
-    assert (found.problems, found.unknown) == ([], [])
-    assert {row.gpus for row in found.rows} == {0}
-    assert {row.stage for row in found.rows} >= {"warm", "sample", "star", "grpo", "eval_grpo"}
+    result = place(load("quickstart"))
+    assert (result.problems, result.unknown) == ([], [])
+    assert {row.gpus for row in result.rows} == {0}
+    assert {row.stage for row in result.rows} >= {"warm", "sample", "star", "grpo", "eval_grpo"}
     fake_gpus(tmp_path / "bin", 1, monkeypatch)
-    found = place(load("quickstart", settings=["stages.warm.execution.gpus=1"]))
-    assert found.unknown == [], "the driver says how large its GPU is"
+    result = place(load("quickstart", settings=["stages.warm.execution.gpus=1"]))
+    assert result.unknown == [], "the driver says how large its GPU is"

@@ -35,12 +35,12 @@ def test_the_turns_of_all_parents_are_learned(harness: Harness, model: Model, se
     deep = [row for row in rows.values() if row.parent_id and rows[row.parent_id].fork_at]
     assert deep, "a continuation of a continuation"
     made = harness.run(sft, CONFIG, trajectories=[searched], model=model)["rows"].table().to_pylist()
-    assert {one["row_id"]: one["mask"] for one in made} == {name: sampled(row, rows) for name, row in rows.items()}
+    assert {row["row_id"]: row["mask"] for row in made} == {name: sampled(row, rows) for name, row in rows.items()}
     plain = harness.run(sft, {**CONFIG, "prefixes": "context"}, trajectories=[searched], model=model)
-    assert {one["row_id"]: one["mask"] for one in plain["rows"].table().to_pylist()} == {
+    assert {row["row_id"]: row["mask"] for row in plain["rows"].table().to_pylist()} == {
         name: row.action_mask for name, row in rows.items()
     }
-    assert sum(np.sum(one["mask"]) for one in made) > sum(row.n_action_tokens for row in rows.values())
+    assert sum(np.sum(row["mask"]) for row in made) > sum(row.n_action_tokens for row in rows.values())
 
 
 def test_parents_that_are_not_selected_are_read(harness: Harness, model: Model, searched: Trajectories) -> None:
@@ -49,7 +49,7 @@ def test_parents_that_are_not_selected_are_read(harness: Harness, model: Model, 
     some = harness.run(select, config, trajectories=[searched])["trajectories"]
     assert 0 < len(some.ids()) < len(rows)
     made = harness.run(sft, CONFIG, trajectories=[some], model=model)["rows"].table().to_pylist()
-    assert {one["row_id"]: one["mask"] for one in made} == {name: sampled(rows[name], rows) for name in some.ids()}
+    assert {row["row_id"]: row["mask"] for row in made} == {name: sampled(rows[name], rows) for name in some.ids()}
 
 
 @pytest.mark.parametrize("source", CORRECTING)

@@ -37,9 +37,9 @@ def served(model: str, folder: Path, env: dict[str, str]) -> Iterator[str]:
     server = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout
-        while not (found := re.search(r"(http://[\d.:]+)/v1", line := server.stdout.readline())):
+        while not (match := re.search(r"(http://[\d.:]+)/v1", line := server.stdout.readline())):
             assert line, "it ended while it started"
-        yield found[1]
+        yield match[1]
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0
     finally:

@@ -130,8 +130,8 @@ def test_what_credentials_lack_is_said(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name, value in there.items():
         monkeypatch.setenv(name, value)
-    found = credentials.missing_credentials()
-    assert found is None if message is None else message in (found or "")
+    result = credentials.missing_credentials()
+    assert result is None if message is None else message in (result or "")
 
 
 def test_validate_checks_the_store_beside_the_file(
@@ -142,10 +142,10 @@ def test_validate_checks_the_store_beside_the_file(
     store = tmp_path / "store"
     store.write_text("")
     assert cli.call(["validate", path, "--store", str(store)]) == 2
-    said = capsys.readouterr().err
-    assert "2 problems, nothing was run" in said
-    assert "did you mean 'tasks.generate'" in said
-    assert f"--store: store '{store}' cannot be used: {store} is a file" in said
+    errors = capsys.readouterr().err
+    assert "2 problems, nothing was run" in errors
+    assert "did you mean 'tasks.generate'" in errors
+    assert f"--store: store '{store}' cannot be used: {store} is a file" in errors
     good = tmp_path / "good.yaml"
     good.write_text("name: p\nstages: {a: {uses: tasks.generate, with: {env: lookup, train: 4, dev: 1, heldout: 1}}}\n")
     assert cli.call(["validate", str(good), "--store", str(store)]) == 2

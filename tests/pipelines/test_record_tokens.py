@@ -48,21 +48,23 @@ def test_log_probs_and_entropies_are_those_of_the_policy_before_each_step(made: 
     rows = TrainingRows.of_table(table)
     assert [str(table.schema.field(name).type.value_type) for name in COLUMNS] == ["halffloat", "halffloat"]
     for name in COLUMNS:
-        assert [len(one) for one in table[name].to_pylist()] == [sum(mask) for mask in table["mask"].to_pylist()]
+        assert [len(entry) for entry in table[name].to_pylist()] == [sum(mask) for mask in table["mask"].to_pylist()]
     first = np.flatnonzero(table["step"].to_numpy() == 0)
     policy = Policy.load(warm.path)
     expected = batch_logprobs(policy, rows.take(first))
-    for place, values in zip(first.tolist(), expected, strict=True):
-        mask = np.array(table["mask"][place].as_py())
-        assert table["train_logprobs"][place].values.to_numpy() == pytest.approx(values[mask], abs=5e-3)
+    for position, values in zip(first.tolist(), expected, strict=True):
+        mask = np.array(table["mask"][position].as_py())
+        assert table["train_logprobs"][position].values.to_numpy() == pytest.approx(values[mask], abs=5e-3)
         with torch.inference_mode():
-            logits = policy.model(torch.tensor([table["input_ids"][place].as_py()])).logits[0].float()
+            logits = policy.model(torch.tensor([table["input_ids"][position].as_py()])).logits[0].float()
         own = torch.distributions.Categorical(logits=logits).entropy()[:-1].numpy()
-        assert table["entropy"][place].values.to_numpy() == pytest.approx(own[mask[1:]], abs=5e-3)
+        assert table["entropy"][position].values.to_numpy() == pytest.approx(own[mask[1:]], abs=5e-3)
     moved = [
-        abs(table["train_logprobs"][place].values.to_numpy() - sampled[np.array(table["mask"][place].as_py())]).max()
-        for place in np.flatnonzero(table["step"].to_numpy() == 1).tolist()
-        for sampled in [table["logprobs"][place].values.to_numpy()]
+        abs(
+            table["train_logprobs"][position].values.to_numpy() - sampled[np.array(table["mask"][position].as_py())]
+        ).max()
+        for position in np.flatnonzero(table["step"].to_numpy() == 1).tolist()
+        for sampled in [table["logprobs"][position].values.to_numpy()]
     ]
     assert max(moved) > 5e-3, "the second step of an iteration sees what the first one changed"
 
@@ -85,7 +87,7 @@ def test_it_can_be_left_out_and_changes_nothing_else(
     of_one, passes = passes, 0
     again = harness.run(online, SMALL, model=warm, tasks=tasks)
     assert passes == of_one, "entropies come from the pass that the gradients come from"
-    tables = [one["batches"].table() for one in (without, again)]
+    tables = [item["batches"].table() for item in (without, again)]
     assert tables[0].column_names == [name for name in tables[1].column_names if name not in COLUMNS]
     names = [name for name in tables[0].column_names if name != "row_id"]
     for ours, theirs in ((without, made), (again, made)):

@@ -58,10 +58,10 @@ async def attempt(client: httpx.AsyncClient, task: Task, number: int) -> float:
     opened = (await client.post("/episodes", json={"task_id": task.task_id, "sample_index": number})).json()
     facts = json.loads(task.metadata)["facts"]
     try:
-        found = await answer(task.prompt, facts, opened["base_url"], opened["api_key"], opened["model"])
+        text = await answer(task.prompt, facts, opened["base_url"], opened["api_key"], opened["model"])
     except AgentRunError:
-        found = ""
-    reward = float(found.strip() == json.loads(task.ground_truth))
+        text = ""
+    reward = float(text.strip() == json.loads(task.ground_truth))
     head = {"authorization": f"Bearer {opened['api_key']}"}
     posted = await client.post(f"/episodes/{opened['id']}/reward", json={"reward": reward}, headers=head)
     assert posted.is_success, posted.text
@@ -139,15 +139,15 @@ def test_the_example_trains_the_agent_online(folder: Path) -> None:
     for step in plan.to_run:
         perform(job_of(step, plan, "r"))
     buffer = TrajectoryBuffer(plan.store)
-    found = buffer.sql(
+    table = buffer.sql(
         "select env, termination, count(*) as n, avg(reward) as reward, max(policy_version) as v "
         "from trajectories where stage = 'grpo' group by env, termination order by n desc"
     )
-    assert set(found["env"]) == {"my_agent.clerk:Clerk"}
-    assert sum(found["n"]) == 2 * 4 * 8
-    assert "env_error" not in set(found["termination"]), found
-    assert found["v"].max() == 1
-    assert 0 < found["reward"][0] < 1
+    assert set(table["env"]) == {"my_agent.clerk:Clerk"}
+    assert sum(table["n"]) == 2 * 4 * 8
+    assert "env_error" not in set(table["termination"]), table
+    assert table["v"].max() == 1
+    assert 0 < table["reward"][0] < 1
     source = folder / "my_agent" / "clerk.py"
     source.write_text(source.read_text().replace('"unknown")', '"nobody knows")'))
     again = planned(folder / "pipeline.yaml", *small)

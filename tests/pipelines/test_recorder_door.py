@@ -105,8 +105,8 @@ def policy() -> Policy:
 def server(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("door")
     rows: Any = BufferRows(TrajectoryBuffer(folder / "store"))
-    with served(folder / FOLDER, policy, says, rows, room=400_000) as one:
-        yield one
+    with served(folder / FOLDER, policy, says, rows, room=400_000) as item:
+        yield item
 
 
 CLIENT = httpx.Client(timeout=60)
@@ -157,11 +157,11 @@ def test_what_the_door_accepts_can_be_stored(
 
 @pytest.fixture(scope="module")
 def recorded(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> RecordedEpisode:
-    with served(tmp_path_factory.mktemp("recorded"), policy, lambda _: "b") as one:
-        opened = post(f"{one.url}/episodes", {}).json()
+    with served(tmp_path_factory.mktemp("recorded"), policy, lambda _: "b") as server:
+        opened = post(f"{server.url}/episodes", {}).json()
         plain = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
         post(f"{opened['base_url']}/chat/completions", plain, opened["api_key"])
-        [episode] = one.recorder.episodes.opened.values()
+        [episode] = server.recorder.episodes.opened.values()
     return episode
 
 
@@ -206,10 +206,10 @@ def test_an_episode_that_was_set_aside_is_looked_at_and_released_by_command(
     [told] = json.loads(capsys.readouterr().out)
     assert (told["id"], told["reason"]) == (bad, "level of it is 7")
     assert cli.call(["recordings", "show", bad, *store]) == 0
-    said = capsys.readouterr().out
-    assert "reason: level of it is 7" in said
-    assert "user: hello" in said
-    assert "'level': 7" in said
+    printed = capsys.readouterr().out
+    assert "reason: level of it is 7" in printed
+    assert "user: hello" in printed
+    assert "'level': 7" in printed
     assert cli.call(["recordings", "show", good, *store]) == 2
     assert "is set aside" in capsys.readouterr().err
     assert cli.call(["recordings", "release", bad, *store]) == 0

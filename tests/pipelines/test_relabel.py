@@ -67,7 +67,7 @@ def test_what_a_failed_row_did_achieve_is_a_task_that_it_solves(harness: Harness
     parents = {row.trajectory_id: row for row in given.read()}
     for row in new:
         old = parents[row.parent_id]
-        at, was = (one.messages[len(opening_of(one))].token_start for one in (row, old))
+        at, was = (entry.messages[len(opening_of(entry))].token_start for entry in (row, old))
         assert row.input_ids[at:] == old.input_ids[was:]
         assert row.action_mask[at:] == old.action_mask[was:]
         assert all(map(math.isnan, row.logprobs))
@@ -124,7 +124,7 @@ def test_a_cap_keeps_easy_goals_from_flooding_and_a_weight_is_given_on(harness: 
     assert Counter(row.level for row in capped["trajectories"].read()) == {
         level: min(2, n) for level, n in levels.items()
     }
-    solved = [one.metrics["relabelled"] + one.metrics.get("doubled", 0) for one in (plain, capped)]
+    solved = [item.metrics["relabelled"] + item.metrics.get("doubled", 0) for item in (plain, capped)]
     assert capped.metrics["over_cap"] == solved[0] - solved[1] > 10
     assert set(capped["trajectories"].selection()["weight"].to_pylist()) == {0.5}
 
@@ -149,9 +149,14 @@ def test_turns_that_do_not_lead_to_the_new_goal_are_not_trained_on(harness: Harn
     for row in harness.run(relabel, {"detours": "masked"}, **inputs)["trajectories"].read():
         where = asked[row.task_id]
         ahead = house.distances(house.numbers[where["goal"]])
-        room, turns = house.numbers[where["start"]], [one for one in row.messages if one.role is Role.ASSISTANT]
+        room, turns = (
+            house.numbers[where["start"]],
+            [message for message in row.messages if message.role is Role.ASSISTANT],
+        )
         assert row.input_ids == whole[row.parent_id].input_ids
-        for turn, answer in zip(turns, [one for one in row.messages if one.role is Role.TOOL], strict=False):
+        for turn, answer in zip(
+            turns, [message for message in row.messages if message.role is Role.TOOL], strict=False
+        ):
             there = house.numbers[answer.content]
             trained = row.action_mask[turn.token_start : turn.token_end]
             assert trained == [ahead[there] < ahead[room]] * len(trained)
@@ -230,7 +235,7 @@ def test_a_model_describes_what_was_done_and_another_one_judges_it(
     new = made["trajectories"].read()
     parents = {row.trajectory_id: row for row in given.read()}
     for row in new:
-        first = next(one for one in row.messages if one.role is Role.ASSISTANT)
+        first = next(message for message in row.messages if message.role is Role.ASSISTANT)
         asked = first.tool_calls[0].parsed()
         assert row.prompt == row.messages[0].content == f"look up the {asked['rel']} of {asked['who']}"
         assert asked["who"] != "Ann"

@@ -55,7 +55,7 @@ def retries(harness: Harness, tasks: Tasks, slips: Trajectories, noted: NoteTabl
 def again(harness: Harness, rows: list[Trajectory], **changes: Any) -> Trajectories:
     name = f"again-{harness._count}"
     ids = [{"trajectory_id": f"{name}-{n}", "episode_id": f"{name}-{n}", **changes} for n in range(len(rows))]
-    return harness.trajectories([row.model_copy(update=one) for row, one in zip(rows, ids, strict=True)])
+    return harness.trajectories([row.model_copy(update=token) for row, token in zip(rows, ids, strict=True)])
 
 
 def test_solved_retries_are_reopened_without_their_notes(
@@ -70,9 +70,9 @@ def test_solved_retries_are_reopened_without_their_notes(
     prompts = {task.task_id: task.prompt for task in tasks.read()}
     for row in rows:
         old = given[row.parent_id or ""]
-        assert [one.content for one in opening_of(row)] == [prompts[row.task_id]]
+        assert [message.content for message in opening_of(row)] == [prompts[row.task_id]]
         assert opening_of(old)[0].content.startswith(f"{row.prompt} Notes: ")
-        at, was = (one.messages[1].token_start for one in (row, old))
+        at, was = (entry.messages[1].token_start for entry in (row, old))
         assert row.input_ids[at:] == old.input_ids[was:]
         assert row.action_mask[at:] == old.action_mask[was:]
         assert not any(row.action_mask[:at])

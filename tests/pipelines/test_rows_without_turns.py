@@ -66,7 +66,7 @@ def test_a_row_that_ended_before_its_first_turn_gets_no_label(
     rollouts: Trajectories,
 ) -> None:
     first, *others = (row.model_copy(update={"trajectory_id": f"again-{row.trajectory_id}"}) for row in rollouts.read())
-    opening = [one for one in first.messages if one.role is not Role.ASSISTANT][:1]
+    opening = [message for message in first.messages if message.role is not Role.ASSISTANT][:1]
     end = opening[0].token_end
     cut = {"input_ids": first.input_ids[:end], "action_mask": [False] * (end or 0), "logprobs": first.logprobs[:end]}
     update = {**cut, "messages": opening, "n_tokens": end, "n_action_tokens": 0, "n_steps": 0, "n_tool_calls": 0}

@@ -144,14 +144,14 @@ def planned(folder: Path, engine: str) -> Any:
 
 
 def test_the_choice_of_an_engine_is_in_the_fingerprint_and_its_place_is_not(tmp_path: Path) -> None:
-    one = planned(tmp_path, "{type: openai, model: a, base_url: 'http://x/v1', concurrency: 3, cache: here}")
+    plan = planned(tmp_path, "{type: openai, model: a, base_url: 'http://x/v1', concurrency: 3, cache: here}")
     same = planned(tmp_path, "{type: openai, model: a, base_url: 'http://y/v1', requests_per_minute: 5}")
     other = planned(tmp_path, "{type: openai, model: b, base_url: 'http://x/v1'}")
     embedded = planned(tmp_path, "{type: transformers}")
-    assert one == same
-    assert one != other
-    assert "agentrl/engines/openai.py" in one.code
-    assert "agentrl/engines/transformers.py" not in one.code
+    assert plan == same
+    assert plan != other
+    assert "agentrl/engines/openai.py" in plan.code
+    assert "agentrl/engines/transformers.py" not in plan.code
     assert "agentrl/engines/transformers.py" in embedded.code
     assert "agentrl/engines/openai.py" not in embedded.code
     assert embedded != planned(tmp_path, "{type: transformers, schedule: free}")

@@ -60,11 +60,11 @@ def test_scores_are_a_table_and_the_rows_stay(harness: Harness) -> None:
     before = harness.buffer.digest(given.selection()["trajectory_id"])
     rewards = [{"type": "environment", "weight": 0.25}, {"type": "exact"}, {"type": "format", "weight": 0.5}]
     done = scored(harness, given, rewards=rewards)
-    found = done["scores"].table().to_pylist()
-    assert [(row["trajectory_id"], row["scorer"], row["reward"], row["success"]) for row in found] == [
+    result = done["scores"].table().to_pylist()
+    assert [(row["trajectory_id"], row["scorer"], row["reward"], row["success"]) for row in result] == [
         ("a", "strict", 0.75, False), ("b", "strict", 1.5, True),
     ]  # fmt: skip
-    assert [part["name"] for part in found[0]["components"]][:3] == ["environment", "exact", "format"]
+    assert [part["name"] for part in result[0]["components"]][:3] == ["environment", "exact", "format"]
     assert (done.metrics["reward"], done.metrics["success"], done.metrics["exact"]) == (1.125, 0.5, 0.5)
     assert harness.buffer.digest(given.selection()["trajectory_id"]) == before
     assert [row.reward for row in given.read()] == [1.0, 0.0]
@@ -99,12 +99,14 @@ def test_stages_read_the_scorer_that_they_name(harness: Harness) -> None:
         assert harness.run(select, draw, **wired)["trajectories"].ids() == [best]
         chosen = Selected(under([given], scores, scorer))
         assert [row.success for row in chosen.trajectories()] == [row == best for row in ("a", "b")]
-        assert [row.reward_components[0].value for row in chosen.trajectories()] == [float(one == best) for one in "ab"]
+        assert [row.reward_components[0].value for row in chosen.trajectories()] == [
+            float(item == best) for item in "ab"
+        ]
 
 
 def test_training_follows_the_scorer(harness: Harness) -> None:
     """What a rollout counts in the training rows of each stage is what its scorer gave."""
-    policy = tiny_policy([one.messages for one in rows()], seed=0)
+    policy = tiny_policy([entry.messages for entry in rows()], seed=0)
     fitted = [row.model_copy(update={"tokenizer": policy.tokenizer_fingerprint, "group_id": "g"}) for row in rows()]
     given = harness.trajectories(fitted)
     model = harness.model(policy.save)
@@ -164,7 +166,7 @@ def test_rows_that_cannot_be_scored_are_unscored_and_counted(harness: Harness) -
 
 
 def test_rollouts_of_one_ticket_are_compared_and_others_are_not(harness: Harness) -> None:
-    said = {"a": "one two", "b": "one two three", "c": "four " * 50}
+    words = {"a": "one two", "b": "one two three", "c": "four " * 50}
     given = harness.trajectories(
         row(name, []).model_copy(
             update={
@@ -174,11 +176,15 @@ def test_rollouts_of_one_ticket_are_compared_and_others_are_not(harness: Harness
                 "messages": [Message(role=Role.ASSISTANT, content=text)],
             }
         )
-        for name, text in said.items()
+        for name, text in words.items()
     )
     rewards = [{"type": "environment"}, {"type": "length_linear"}]
-    found = scored(harness, given, rewards=rewards)["scores"].table().to_pylist()
-    assert {one["trajectory_id"]: one["components"][1]["value"] for one in found} == {"a": 0.5, "b": -0.5, "c": 0.0}
+    result = scored(harness, given, rewards=rewards)["scores"].table().to_pylist()
+    assert {entry["trajectory_id"]: entry["components"][1]["value"] for entry in result} == {
+        "a": 0.5,
+        "b": -0.5,
+        "c": 0.0,
+    }
 
 
 def test_a_judge_scores_stored_rows_and_answers_for_itself(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +211,7 @@ def test_a_judge_scores_stored_rows_and_answers_for_itself(harness: Harness, mon
 def test_a_killed_scoring_goes_on_where_it_was(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "k")
     monkeypatch.setattr(score_module, "AT_ONCE", 1)
-    given = harness.trajectories(one.model_copy(update={"group_id": one.trajectory_id}) for one in rows())
+    given = harness.trajectories(entry.model_copy(update={"group_id": entry.trajectory_id}) for entry in rows())
     context = harness._context("score")
     with judging(lambda request: json.dumps({"score": 4})) as server:
         config = score.config.model_validate(
@@ -223,9 +229,9 @@ def test_a_killed_scoring_goes_on_where_it_was(harness: Harness, monkeypatch: py
         with pytest.raises(KeyboardInterrupt):
             score(context, config, **inputs)
         assert len(server.requests) == 1
-        found = score(broken, config, **inputs)["scores"].table()
+        result = score(broken, config, **inputs)["scores"].table()
         assert len(server.requests) == 2
-    assert found["reward"].to_pylist() == [1.0, 1.0]
+    assert result["reward"].to_pylist() == [1.0, 1.0]
 
 
 def test_a_score_that_is_no_outcome_is_refused_when_the_file_is_read(harness: Harness) -> None:
@@ -269,10 +275,10 @@ def test_components_by_name_are_added_in_online_training(folder: Path) -> None:
     path = documented(folder, "shaped")
     small = ("stages.warm.with.steps=6", "stages.rl.with.iterations=1", "stages.tasks.with.train=4")
     table = run(path, *small).sql("select reward, reward_components from trajectories where stage = 'rl'")
-    for one in table.to_dicts():
-        parts = {part["name"]: part["value"] * part["weight"] for part in one["reward_components"]}
+    for entry in table.to_dicts():
+        parts = {part["name"]: part["value"] * part["weight"] for part in entry["reward_components"]}
         assert {"exact_match", "format", "format.calls", "tool_use", "tool_use.needed", "length_linear"} <= parts.keys()
-        assert one["reward"] == pytest.approx(sum(parts.values()))
+        assert entry["reward"] == pytest.approx(sum(parts.values()))
 
 
 def test_where_a_judge_is_served_changes_nothing(folder: Path) -> None:
@@ -326,7 +332,7 @@ def test_a_selection_of_a_whole_buffer_leaves_unscored_what_was_not_scored(harne
     scores = [scored(harness, given)["scores"]]
     harness.trajectories([acted("c", 1.0, [])])
     config = {"version": harness.buffer.table().version(), "scorer": "strict"}
-    found = harness.run(select, {**config, "where": "reward is null"}, scores=scores)
-    assert found["trajectories"].ids() == ["c"]
+    outputs = harness.run(select, {**config, "where": "reward is null"}, scores=scores)
+    assert outputs["trajectories"].ids() == ["c"]
     table = harness.run(select, config, scores=scores)["trajectories"].table(["trajectory_id"])
     assert pc.equal(pa.chunked_array([sorted("abc")]), table["trajectory_id"]).to_pylist() == [True] * 3

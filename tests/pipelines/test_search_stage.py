@@ -25,19 +25,19 @@ SMALL: dict[str, Any] = {"branch": 3, "rounds": 4, **LIMITS}
 def test_a_tree_is_rows_and_a_small_table(harness: Harness, model: Model, tasks: Tasks) -> None:
     done = harness.run(tree, SMALL, tasks=tasks, model=model)
     rows: dict[str, Trajectory] = {row.trajectory_id: row for row in done["trajectories"].read()}
-    nodes = {one["node_id"]: one for one in done["nodes"].table().to_pylist()}
-    roots = [one for one in nodes.values() if one["parent_node"] is None]
+    nodes = {node["node_id"]: node for node in done["nodes"].table().to_pylist()}
+    roots = [node for node in nodes.values() if node["parent_node"] is None]
     assert len(roots) == len(tasks.read())
     assert done.metrics["sampled_tokens"] == sum(row.n_action_tokens for row in rows.values())
-    assert sum(one["visits"] for one in roots) == len(rows) == sum(one["own"] for one in nodes.values())
-    assert sum(one["total"] for one in roots) == sum(row.scored_reward() for row in rows.values())
-    for name, one in nodes.items():
+    assert sum(root["visits"] for root in roots) == len(rows) == sum(node["own"] for node in nodes.values())
+    assert sum(root["total"] for root in roots) == sum(row.scored_reward() for row in rows.values())
+    for name, node in nodes.items():
         children = [other for other in nodes.values() if other["parent_node"] == name]
-        assert one["visits"] == one["own"] + sum(child["visits"] for child in children)
-        if one["parent_node"]:
-            row = rows[one["trajectory_id"]]
-            assert (one["token_start"], one["token_end"]) in turn_spans(row.messages, row.action_mask)
-            assert one["depth"] == nodes[one["parent_node"]]["depth"] + 1
+        assert node["visits"] == node["own"] + sum(child["visits"] for child in children)
+        if node["parent_node"]:
+            row = rows[node["trajectory_id"]]
+            assert (node["token_start"], node["token_end"]) in turn_spans(row.messages, row.action_mask)
+            assert node["depth"] == nodes[node["parent_node"]]["depth"] + 1
     assert {row.source for row in rows.values()} == {"search"}
     steps = done["steps"].read()
     assert len(steps) == len(nodes) - len(roots)
@@ -57,15 +57,15 @@ def test_every_leaf_is_scored_again_the_same(harness: Harness, model: Model, tas
     rooms, by_name = Rooms(), {task.task_id: task for task in tasks.read()}
 
     async def score(row: Trajectory) -> Score:
-        last = max(number for number, one in enumerate(row.messages) if one.role is Role.ASSISTANT)
+        last = max(number for number, message in enumerate(row.messages) if message.role is Role.ASSISTANT)
         episode = await rebuild(rooms, by_name[row.task_id], row.messages[:last])
         await episode.step(row.messages[last])
         return await episode.score()
 
     rows = done["trajectories"].read()
     for row in rows:
-        found = blocking(score(row))
-        assert (found.reward, found.success) == (row.reward, row.success)
+        result = blocking(score(row))
+        assert (result.reward, result.success) == (row.reward, row.success)
     assert {row.success for row in rows} == {True, False}
 
 

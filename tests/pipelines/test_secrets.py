@@ -87,11 +87,11 @@ def test_user_and_password_of_an_url_are_in_no_record(
     told.write(PIPELINE.replace("URL", "http://ann:pa55-word@first.example").replace("END", end))
     arguments = ["--store", "store", "--set", f"stages.t.with.url={URL}"]
     assert cli.call(["run", "pipeline.yaml", *arguments]) == bool(end)
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     for command in (["plan", "pipeline.yaml", "--store", "store"], ["runs", "--json"], ["show", "last", "--json"]):
         cli.call([*command, *(["--store", "store"] if command[0] != "plan" else [])])
-    said = [said.out, said.err, *capsys.readouterr()]
-    assert not [text for text in KEPT for one in said if text.decode() in one]
+    printed = [printed.out, printed.err, *capsys.readouterr()]
+    assert not [text for text in KEPT for entry in printed if text.decode() in entry]
     nowhere(told.folder)
 
 
@@ -122,7 +122,9 @@ def test_what_of_an_url_is_hidden(url: str, shown: str) -> None:
 
 SECRETS = ("abcabcd", "abcabcdefg", "cabcab", 's3cr"t\\ with spaces')
 PIECES = st.lists(
-    st.sampled_from([*SECRETS, *(one[:4] for one in SECRETS), "abc", " ", "http://u:p@h", "http:", "//", "x@", "é\n"])
+    st.sampled_from(
+        [*SECRETS, *(secret[:4] for secret in SECRETS), "abc", " ", "http://u:p@h", "http:", "//", "x@", "é\n"]
+    )
 )
 
 

@@ -30,12 +30,12 @@ def harness(tmp_path: Any) -> Harness:
 
 def said(row: Trajectory, policy: Any, trained: bool) -> list[str]:
     """The assistant's turns, as text of their tokens: those that are trained on, or the others."""
-    turns = [one for one in row.messages if one.role is Role.ASSISTANT]
-    assert all(one.token_start is not None for one in turns)
+    turns = [message for message in row.messages if message.role is Role.ASSISTANT]
+    assert all(turn.token_start is not None for turn in turns)
     return [
-        policy.tokenizer.decode(row.input_ids[one.token_start : one.token_end])
-        for one in turns
-        if row.action_mask[one.token_start] == trained
+        policy.tokenizer.decode(row.input_ids[turn.token_start : turn.token_end])
+        for turn in turns
+        if row.action_mask[turn.token_start] == trained
     ]
 
 
@@ -63,7 +63,7 @@ def test_segments_fit_and_train_each_turn_once(harness: Harness, by: str, limit:
         assert {row.episode_id for row in parts} == {old.episode_id}
         assert {(row.success, row.reward, row.source) for row in parts} == {(old.success, old.reward, "segmented")}
         assert all(row.n_tokens == len(row.input_ids) <= limit for row in parts)
-        assert all(map(math.isnan, (one for row in parts for one in row.logprobs)))
+        assert all(map(math.isnan, (logprob for row in parts for logprob in row.logprobs)))
         assert [turn for row in parts for turn in said(row, policy, True)] == said(old, policy, True)
         assert sum(row.n_action_tokens for row in parts) == old.n_action_tokens, "no token is counted twice"
         assert sum(row.n_steps for row in parts) == old.n_steps
@@ -73,7 +73,7 @@ def test_segments_fit_and_train_each_turn_once(harness: Harness, by: str, limit:
             before += parts[row.segment - 1].n_steps
             shown = said(row, policy, False)
             assert shown == said(old, policy, True)[before - len(shown) : before], "the steps just before"
-            calls = [call for one in row.messages for call in one.tool_calls]
+            calls = [call for message in row.messages for call in message.tool_calls]
             assert ("So far:" in row.messages[0].content) == (by == "schema" and len(calls) < old.n_tool_calls)
             assert row.messages[0].content.startswith(old.prompt)
 
@@ -100,7 +100,7 @@ def test_what_stands_for_steps_that_are_left_out_names_their_calls(harness: Harn
         segment, {"limit": limit, "keep_last": 0, "by": "schema"},
         trajectories=[harness.trajectories([row])], model=harness.model(policy.save),
     )["trajectories"].read()  # fmt: skip
-    first = next(one for one in row.messages if one.tool_calls)
+    first = next(message for message in row.messages if message.tool_calls)
     answer = row.messages[row.messages.index(first) + 1]
     lines = made[1].messages[0].content.splitlines()
     assert lines[:3] == [row.prompt, "", "So far:"]
@@ -111,13 +111,13 @@ def test_a_turn_that_was_not_trained_on_is_not_trained_on_in_a_segment(harness: 
     row = max(walks(), key=lambda row: row.n_steps)
     policy = tiny_policy([row.messages], 0)
     whole = tokenize(row, policy.codec, policy.tokenizer_fingerprint)
-    second = [one for one in whole.messages if one.role is Role.ASSISTANT][1]
-    mask = [acted and place >= second.token_start for place, acted in enumerate(whole.action_mask)]
+    second = [message for message in whole.messages if message.role is Role.ASSISTANT][1]
+    mask = [acted and position >= second.token_start for position, acted in enumerate(whole.action_mask)]
     fork = whole.model_copy(update={"action_mask": mask, "n_action_tokens": sum(mask)})
     made = harness.run(
         segment, {"limit": 80}, trajectories=[harness.trajectories([fork])], model=harness.model(policy.save)
     )["trajectories"].read()
-    assert sum(one.n_action_tokens for one in made) == sum(mask)
+    assert sum(row.n_action_tokens for row in made) == sum(mask)
 
 
 def test_rows_that_are_measured_on_are_not_cut(harness: Harness) -> None:

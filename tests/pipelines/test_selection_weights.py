@@ -41,17 +41,17 @@ def rows_of(weights: list[float], side: int) -> list[TrainingRow]:
 
 @pytest.mark.parametrize(("objective", "side"), [(SFT(), 1), (KTO(), 1), (DPO(nll=0.3), 2), (SimPO(), 2)], ids=str)
 def test_a_row_of_weight_two_is_the_row_twice(objective: Any, side: int) -> None:
-    found = []
+    matches = []
     once, twice = rows_of([2.0, 1.0], side), rows_of([1.0, 1.0], side)
     again = [row.model_copy(update={"unit": 7}) for row in twice if row.unit == 0]
     for rows in (once, [*twice, *again], twice):
         policy = small_policy()
         metrics = Trainer(policy, objective, OptimizerConfig(clip_norm=1e9), 1).gradients(TrainingRows.of(rows))
         gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
-        found.append((metrics["loss"], gradient))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
-    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-5, rtol=1e-3)
-    assert not torch.allclose(found[0][1], found[2][1], atol=1e-5, rtol=1e-3), "weights do nothing"
+        matches.append((metrics["loss"], gradient))
+    assert matches[0][0] == pytest.approx(matches[1][0], rel=1e-4)
+    torch.testing.assert_close(matches[0][1], matches[1][1], atol=1e-5, rtol=1e-3)
+    assert not torch.allclose(matches[0][1], matches[2][1], atol=1e-5, rtol=1e-3), "weights do nothing"
 
 
 @pytest.fixture
@@ -126,10 +126,10 @@ def test_groups_that_are_drawn_by_priority_have_the_advantages_of_all_rows(harne
     assert max(times) > 1, "with replacement"
     # |reward - mean| is 3/8 on average with one success or three, and 1/2 with two
     weigh = [1.0 if group in (0, 2) else 3 / 4 for group in range(4)]
-    weigh = [one / max(w for w, drawn in zip(weigh, times, strict=True) if drawn) for one in weigh]
-    found = of_rows(harness.run(offline, {"steps": 1, "batch": 4}, trajectories=[chosen], model=warm))
+    weigh = [weight / max(w for w, drawn in zip(weigh, times, strict=True) if drawn) for weight in weigh]
+    result = of_rows(harness.run(offline, {"steps": 1, "batch": 4}, trajectories=[chosen], model=warm))
     expected = {name: value * times[int(name[2:]) // 4] * weigh[int(name[2:]) // 4] for name, value in plain.items()}
-    assert found == pytest.approx({name: value for name, value in expected.items() if value}, rel=1e-4)
+    assert result == pytest.approx({name: value for name, value in expected.items() if value}, rel=1e-4)
 
 
 def test_rows_of_one_group_that_have_several_weights_are_not_compared(harness: Harness) -> None:

@@ -49,8 +49,8 @@ def weights_of(result: Result) -> dict[str, torch.Tensor]:
     return Policy.load(result["model"].path).model.state_dict()
 
 
-def same_weights(one: Result, other: Result) -> bool:
-    return all(torch.equal(value, weights_of(other)[name]) for name, value in weights_of(one).items())
+def same_weights(first: Result, other: Result) -> bool:
+    return all(torch.equal(value, weights_of(other)[name]) for name, value in weights_of(first).items())
 
 
 # -- observations
@@ -61,13 +61,15 @@ def test_only_the_bodies_of_observations_weigh(warm: Model, rollouts: Trajectori
     seen = Observed({"tool": 0.1}, policy.tokenizer.decode)
     bodies = 0
     for row in rollouts.read():
-        found = seen.weights(row)
-        assert not found[np.array(row.action_mask)].any()
-        heard = [one.content for one in row.messages if one.role is Role.TOOL and one.token_start is not None]
+        result = seen.weights(row)
+        assert not result[np.array(row.action_mask)].any()
+        heard = [
+            message.content for message in row.messages if message.role is Role.TOOL and message.token_start is not None
+        ]
         bodies += len(heard)
-        said = policy.tokenizer.decode([token for token, weight in zip(row.input_ids, found, strict=True) if weight])
-        assert said == "".join(heard)
-        assert set(found.tolist()) <= {0.0, float(np.float32(0.1))}
+        text = policy.tokenizer.decode([token for token, weight in zip(row.input_ids, result, strict=True) if weight])
+        assert text == "".join(heard)
+        assert set(result.tolist()) <= {0.0, float(np.float32(0.1))}
         fork = row.model_copy(update={"fork_at": len(row.input_ids) - 1})
         assert not seen.weights(fork)[:-1].any(), "the parent has what a fork shares with it"
     assert bodies > len(rollouts.ids())
@@ -87,7 +89,7 @@ def test_bodies_of_several_messages_and_of_broken_characters_are_found() -> None
     heard = policy.codec.observations([*answers[:2], answers[2].model_copy(update={"content": "other"})])
     start, end = len(opening) + len(turn), len(opening) + len(turn) + len(heard)
     spans = zip(answers, (start, end, end), strict=True)
-    spanned = [one.model_copy(update={"token_start": first, "token_end": end}) for one, first in spans]
+    spanned = [item.model_copy(update={"token_start": first, "token_end": end}) for item, first in spans]
     row = Trajectory(
         trajectory_id="r", episode_id="r", task_id="t", source="model", env="e", split="train", prompt="hello",
         reward=0.0, success=False, termination="answered",
@@ -100,8 +102,8 @@ def test_bodies_of_several_messages_and_of_broken_characters_are_found() -> None
         action_mask=[*[False] * len(opening), *[True] * len(turn), *[False] * len(heard)],
     )  # fmt: skip
     seen = Observed({"tool": 1.0}, policy.tokenizer.decode)
-    found = seen.weights(row)
-    chosen = [token for token, weight in zip(row.input_ids, found, strict=True) if weight]
+    result = seen.weights(row)
+    chosen = [token for token, weight in zip(row.input_ids, result, strict=True) if weight]
     assert policy.tokenizer.decode(chosen) == "né ü☃plain text"
     assert seen.unplaced == 1
 
@@ -167,8 +169,8 @@ def surprise(made: Result, rows: list[dict[str, Any]]) -> float:
     import pyarrow as pa
 
     given = TrainingRows.of_table(pa.Table.from_pylist(seen))
-    found = batch_logprobs(Policy.load(made["model"].path), given)
-    return -sum(one.sum() for one in found) / sum(map(sum, (row["mask"] for row in seen)))
+    logprobs = batch_logprobs(Policy.load(made["model"].path), given)
+    return -sum(item.sum() for item in logprobs) / sum(map(sum, (row["mask"] for row in seen)))
 
 
 def test_weights_of_observations_are_checked(harness: Harness) -> None:
@@ -189,8 +191,8 @@ def gap(model: Model, teacher: Model, rows: list[Trajectory]) -> float:
         for row in rows
     ]
     given = TrainingRows.of(plain)
-    one, other = (batch_logprobs(Policy.load(path.path), given) for path in (model, teacher))
-    return float(np.mean(np.concatenate([a - b for a, b in zip(one, other, strict=True)]) ** 2))
+    first, other = (batch_logprobs(Policy.load(path.path), given) for path in (model, teacher))
+    return float(np.mean(np.concatenate([a - b for a, b in zip(first, other, strict=True)]) ** 2))
 
 
 @pytest.mark.slow
@@ -213,13 +215,13 @@ def test_stored_rollouts_are_distilled_from_by_the_same_advantages(
     plain = harness.run(
         offline, {**config, "algorithm": {"type": "distill"}}, trajectories=[rollouts], model=warm, teacher=taught
     )
-    found = {row["row_id"]: row for row in plain["rows"].table().to_pylist()}
+    result = {row["row_id"]: row for row in plain["rows"].table().to_pylist()}
     given = TrainingRows.of_table(plain["rows"].table())
     theirs = batch_logprobs(Policy.load(taught.path), given)
     for name, log_teacher in zip(given.ids(), theirs, strict=True):
         mask = np.array(rows[name].action_mask)
         expected = log_teacher[mask] - np.array(rows[name].logprobs)[mask]
-        assert np.array(found[name]["weights"])[mask] == pytest.approx(expected, abs=1e-4)
+        assert np.array(result[name]["weights"])[mask] == pytest.approx(expected, abs=1e-4)
     assert plain.metrics["teacher_kl"] > 0
     assert made["rows"].table()["weights"] != plain["rows"].table()["weights"]
 

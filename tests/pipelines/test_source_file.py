@@ -92,10 +92,10 @@ def test_relative_imports_begin_at_the_package(module: Path) -> None:
 @pytest.mark.parametrize("fields", [{"steps"}, {"steps", "kind"}, {"kind"}])
 def test_a_class_without_fields_is_that_of_a_source_without_them(module: Path, fields: set[str]) -> None:
     [number] = read(module).content.bindings["Config"]
-    found = read(module).statement(number, fields)
+    read_back = read(module).statement(number, fields)
     lines = [line for line in CODE.splitlines() if line.strip().partition(":")[0] not in fields]
     module.write_text("\n".join(lines))
-    assert found == read(module).statement(number)
+    assert read_back == read(module).statement(number)
 
 
 LATER = """

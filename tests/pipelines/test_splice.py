@@ -46,13 +46,13 @@ def test_a_failed_row_goes_on_as_a_success_did(
         kept = len(acting(row.messages)) - row.n_steps
         check_continuation(row, node(failed, kept, task_of(failed)).prefix)
         assert not any(row.action_mask[: row.fork_at]), "no loss on the failed prefix"
-        revised, *after = (one for one in row.messages if (one.token_start or 0) >= row.fork_at)
+        revised, *after = (message for message in row.messages if (message.token_start or 0) >= row.fork_at)
         assert revised.content in REVISIONS
         assert all(row.action_mask[revised.token_start : revised.token_end])
         tail = row.n_tokens - (revised.token_end or 0)
         assert row.input_ids[-tail:] == success.input_ids[-tail:], "the tail is the success's"
         assert row.action_mask[-tail:] == success.action_mask[-tail:]
-        assert [one.content for one in after] == [one.content for one in success.messages[-len(after) :]]
+        assert [row.content for row in after] == [message.content for message in success.messages[-len(after) :]]
         assert all(map(math.isnan, row.logprobs))
         assert (row.source, row.success, row.reward, row.spans) == ("spliced", True, 1.0, [])
         assert row.n_action_tokens == sum(row.action_mask)
@@ -61,7 +61,7 @@ def test_a_failed_row_goes_on_as_a_success_did(
     metrics = made.metrics
     reasons = ("no_common_state", "unproved", "too_many_turns", "doubled", "never_solved", "over_per_task")
     assert metrics["spliced"] == len(rows)
-    assert metrics["failed"] == len(rows) + sum(int(metrics.get(one) or 0) for one in reasons)
+    assert metrics["failed"] == len(rows) + sum(int(metrics.get(reason) or 0) for reason in reasons)
     assert metrics["failed"] == sum(not row.success for row in given.values())
     assert metrics["environment_calls"] >= sum(sum(len(m.tool_calls) for m in row.messages) for row in rows)
     assert len({tuple(row.input_ids) for row in rows}) == len(rows)
@@ -137,7 +137,7 @@ def test_the_earliest_joint_is_proved_and_what_cannot_be_is_counted(harness: Har
     made = run(there, success)
     [row] = made["trajectories"].read()
     turns = acting(row.messages)
-    assert [len(one.tool_calls) for one in turns] == [1, 1, 1, 0]
+    assert [len(turn.tool_calls) for turn in turns] == [1, 1, 1, 0]
     assert turns[2].content in REVISIONS
     assert made.metrics["replays_diverged"] == 1, "after the first door the two were elsewhere"
     with pytest.warns(UserWarning, match="made no trajectories: .*unproved 1"):
@@ -168,11 +168,11 @@ def test_a_mistake_that_changed_nothing_is_taken_back_in_place(harness: Harness,
     rows, given = made["trajectories"].read(), by_id(*slips)
     assert len(rows) >= 3
     for row in rows:
-        revised = next(one for one in row.messages if one.token_start == row.fork_at)
+        revised = next(message for message in row.messages if message.token_start == row.fork_at)
         assert revised.content == f"not {row.task_id}", "a note of the row says what was wrong"
         success = given[row.tags[0].removeprefix("success:")]
-        assert sum(one.role is Role.TOOL for one in row.messages) > sum(
-            one.role is Role.TOOL for one in success.messages
+        assert sum(message.role is Role.TOOL for message in row.messages) > sum(
+            message.role is Role.TOOL for message in success.messages
         )
     assert made.metrics["foreign_tokens"] > 2 * len(rows)
 

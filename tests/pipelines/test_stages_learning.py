@@ -63,9 +63,9 @@ def test_a_saved_llama_stands_where_the_tiny_model_stands(harness: Harness, tmp_
     )["report"]
     page = (report.path / "report.html").read_text()
     assert page.count("<svg") == 4
-    said = "drew 8 tasks and trained on the rollouts of each of them once, of the newest version."
-    assert said in page
-    assert said in (report.path / "report.md").read_text()
+    text = "drew 8 tasks and trained on the rollouts of each of them once, of the newest version."
+    assert text in page
+    assert text in (report.path / "report.md").read_text()
     assert not re.search(r"<(script|link|img|iframe)|url\(\s*['\"]?http|@import", page), "the page is self-contained"
 
 

@@ -85,7 +85,7 @@ def test_values_of_several_provers_or_of_a_stranger_make_no_pairs(
 
     def steps(*provers: str) -> Any:
         of = zip(ids, provers, strict=False)
-        return harness.steps([StepValue(trajectory_id=one, turn=0, q=0.5, policy=by, **told) for one, by in of])
+        return harness.steps([StepValue(trajectory_id=item, turn=0, q=0.5, policy=by, **told) for item, by in of])
 
     own = rollouts.read()[0].policy
     assert harness.run(agentq, trajectories=[rollouts], values=[steps(own, own)]).metrics["pairs"] == 0
@@ -106,8 +106,8 @@ def test_credit_by_values(harness: Harness, model: Model, rollouts: Trajectories
 
     def spy(made: Any) -> Any:
         def credited(*arguments: Any) -> Any:
-            found = made(*arguments)
-            return found._replace(batches=_noted(found.batches, seen))
+            result = made(*arguments)
+            return result._replace(batches=_noted(result.batches, seen))
 
         return credited
 
@@ -123,7 +123,7 @@ def test_credit_by_values(harness: Harness, model: Model, rollouts: Trajectories
         for step in of:
             added[step.token_start : step.token_end] = step.progress
         if name in seen:
-            scales |= {round(float(one), 4) for one in seen[name][added != 0] / added[added != 0]}
+            scales |= {round(float(entry), 4) for entry in seen[name][added != 0] / added[added != 0]}
             assert not seen[name][added == 0].any()
         else:
             assert not added.any()
@@ -148,7 +148,7 @@ def test_values_of_another_prover_are_refused_unless_said(
     harness: Harness, model: Model, rollouts: Trajectories
 ) -> None:
     steps = harness.run(value, {"where": "failed", "k": 2, **LIMITS}, trajectories=[rollouts], model=model)["steps"]
-    other = harness.steps([one.model_copy(update={"policy": "star/12345678"}) for one in steps.read()])
+    other = harness.steps([step.model_copy(update={"policy": "star/12345678"}) for step in steps.read()])
     config = {**TRAIN, "algorithm": {"type": "grpo", "credit": "values"}}
     wired: dict[str, Any] = {"trajectories": [rollouts], "model": model, "steps": [other]}
     with pytest.raises(ValueError, match=r"are those of star/12345678, and .* sampled it.*set other_prover: true"):

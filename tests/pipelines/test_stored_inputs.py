@@ -35,11 +35,11 @@ def test_a_stage_reads_an_artifact_of_another_pipeline(project: Project, made: s
     outcomes = project.run(text)
     assert project.run(text) == {}
     inputs = outcomes["c"].manifest.ingredients.inputs["tables"]
-    assert [(one.stage, one.output) for one in inputs] == [("b", "sums"), ("a", "table")]
+    assert [(input_.stage, input_.output) for input_ in inputs] == [("b", "sums"), ("a", "table")]
     root = lineage(project.catalog, "b", outcomes["b"].manifest.fingerprint)
     assert [below.key for _, below in root.inputs] == [tuple(made.split("/"))]
     project.catalog.tag("kept", "b", outcomes["b"].manifest.fingerprint)
-    assert "a" not in [one.ingredients.stage for one in find_garbage(project.catalog, 1).artifacts]
+    assert "a" not in [artifact.ingredients.stage for artifact in find_garbage(project.catalog, 1).artifacts]
 
 
 def test_its_content_counts_and_not_its_name(project: Project, made: str) -> None:
@@ -53,16 +53,18 @@ def test_its_content_counts_and_not_its_name(project: Project, made: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "message"),
     [
         ("a/00000000", "inputs.tables: artifact a/00000000 is not in the store; fingerprints of a: "),
         ("nothing/00000000", "is not in the store; fingerprints of nothing: none"),
         ("a/FINGERPRINT.sums", "takes one output of kind table, not a/"),
     ],
 )
-def test_what_is_not_there_is_said_before_anything_runs(project: Project, made: str, written: str, said: str) -> None:
+def test_what_is_not_there_is_said_before_anything_runs(
+    project: Project, made: str, written: str, message: str
+) -> None:
     text = READS.replace("ARTIFACT.table", "ARTIFACT").replace("ARTIFACT", written)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         project.plan(text.replace("FINGERPRINT", made[2:10]))
 
 

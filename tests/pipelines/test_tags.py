@@ -20,17 +20,17 @@ def task(name: str, **metadata: Any) -> Task:
 
 
 def tried(number: int, of: Task, reached: list[int | None], decoding: str = "greedy", policy: str = "p") -> Trajectory:
-    said = {"task_id": of.task_id, "prompt": of.prompt, "policy": f"{policy}/0", "termination": "answered"}
+    text = {"task_id": of.task_id, "prompt": of.prompt, "policy": f"{policy}/0", "termination": "answered"}
     state = {"final_state": json.dumps({"subgoals": reached}), "success": None not in reached, "reward": 0.0}
-    return row(f"r{number}", [decoding], "heldout").model_copy(update=said | state)
+    return row(f"r{number}", [decoding], "heldout").model_copy(update=text | state)
 
 
 BOTH, ONE, NONE = task("a", subgoals=["foe", "pet"], tags=["long"]), task("b", subgoals=["pet"]), task("c")
 
 
 def measured(harness: Harness, rows: list[Trajectory]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    found = harness.run(tags, attempts=[harness.trajectories(rows)], tasks=[harness.tasks([BOTH, ONE, NONE])])
-    return found["table"].table().to_pylist(), found.metrics
+    outputs = harness.run(tags, attempts=[harness.trajectories(rows)], tasks=[harness.tasks([BOTH, ONE, NONE])])
+    return outputs["table"].table().to_pylist(), outputs.metrics
 
 
 def test_success_and_subgoals_by_tag_are_those_of_cases_worked_by_hand(tmp_path: Path) -> None:
@@ -43,39 +43,41 @@ def test_success_and_subgoals_by_tag_are_those_of_cases_worked_by_hand(tmp_path:
         tried(5, ONE, [None], "sampled"),
         tried(6, ONE, [0], "control"),
     ]
-    found, metrics = measured(Harness(tmp_path), rows)
+    result, metrics = measured(Harness(tmp_path), rows)
     keys = ("policy", "decoding", "tag", "attempts", "successes", "tried", "reached")
-    assert [tuple(one[key] for key in keys) for one in found] == [
+    assert [tuple(item[key] for key in keys) for item in result] == [
         ("p", "greedy", "foe", 3, 1, 3, 2),
         ("p", "greedy", "long", 3, 1, None, None),
         ("p", "greedy", "pet", 4, 2, 3, 2),
         ("p", "sampled", "pet", 1, 0, 1, 0),
     ]
-    assert [one["share_reached"] for one in found] == [pytest.approx(2 / 3), None, pytest.approx(2 / 3), 0.0]
+    assert [item["share_reached"] for item in result] == [pytest.approx(2 / 3), None, pytest.approx(2 / 3), 0.0]
     assert (metrics["without_tags"], metrics["other_decodings"], metrics["tags"]) == (1, 1, 3)
 
 
 def test_tables_of_a_report_have_a_column_for_each_policy(tmp_path: Path) -> None:
     harness = Harness(tmp_path)
     rows = [tried(0, BOTH, [0, None], policy="warm"), tried(1, BOTH, [0, 1], policy="grpo")]
-    found, _ = measured(harness, rows)
-    success, subgoals = by_tag(found)
+    result, _ = measured(harness, rows)
+    success, subgoals = by_tag(result)
     assert success["columns"] == subgoals["columns"] == ["tag", "warm", "grpo"]
     assert success["rows"] == [["foe", "0.00", "1.00"], ["long", "0.00", "1.00"], ["pet", "0.00", "1.00"]]
     assert subgoals["rows"] == [["foe", "1.00", "1.00"], ["pet", "0.00", "1.00"]]
-    other = [{**one, "split": "compositional"} for one in found if one["policy"] == "grpo"]
-    assert by_tag([*found, *other])[0]["columns"] == ["tag", "warm", "grpo", "grpo, compositional"]
+    other = [{**item, "split": "compositional"} for item in result if item["policy"] == "grpo"]
+    assert by_tag([*result, *other])[0]["columns"] == ["tag", "warm", "grpo", "grpo, compositional"]
     assert by_tag([]) == []
 
 
 def test_the_report_prints_them(tmp_path: Path) -> None:
     harness = Harness(tmp_path)
-    found = harness.run(tags, attempts=[harness.trajectories([tried(0, BOTH, [0, 1])])], tasks=[harness.tasks([BOTH])])
+    outputs = harness.run(
+        tags, attempts=[harness.trajectories([tried(0, BOTH, [0, 1])])], tasks=[harness.tasks([BOTH])]
+    )
     same = {"policy": "p", "split": "heldout", "level": -1, "tasks": 1, "success": 1.0, "low": 0.2, "high": 1.0}
     more = {"env": "", "tokens": 9.0, "tool_errors": 0.0, "format_errors": 0.0}
-    results = [{**same, **more, "decoding": one, "temperature": 0.0} for one in ("sampled", "greedy")]
+    results = [{**same, **more, "decoding": name, "temperature": 0.0} for name in ("sampled", "greedy")]
     evaluation = harness.table(pa.Table.from_pylist(results))
-    report = harness.run(training_report, evaluations=[evaluation], tags=[found["table"]])["report"]
+    report = harness.run(training_report, evaluations=[evaluation], tags=[outputs["table"]])["report"]
     assert "<td>foe</td><td>1.00</td>" in (report.path / "report.html").read_text()
     page = (report.path / "report.md").read_text()
     assert (

@@ -92,7 +92,7 @@ def test_the_share_of_a_teacher_is_annealed(
         assert np.isnan(row.logprobs).all()
         for start, _ in turn_spans(row.messages, row.action_mask):
             turns[row.sample_index][row.action_mask[start]] += 1
-            number = next(place for place, one in enumerate(row.messages) if one.token_start == start)
+            number = next(position for position, message in enumerate(row.messages) if message.token_start == start)
             assert not row.action_mask[start] or _best(row, number)
     assert turns[0][0] == 0, "the first rollout of each task is the teacher's"
     assert turns[2][1] == 0, "the last one is the student's"
@@ -109,7 +109,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(harness: Harness, model: Mo
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"mode": "mix", "beta": [1.0, 0.0]}, "changes over the k rollouts of a task; set k to 2 or more"),
         ({"mode": "mix", "beta": 1.5}, "beta is a share, from 0 to 1"),
@@ -117,8 +117,8 @@ def test_a_teacher_with_another_tokenizer_is_refused(harness: Harness, model: Mo
         ({"mode": "label", "beta": [1.0, 0.0]}, "beta is the adviser's share"),
     ],
 )
-def test_shares_that_cannot_be_are_refused(config: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_shares_that_cannot_be_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         CorrectConfig.model_validate(config)
 
 

@@ -75,7 +75,7 @@ def test_agents_of_an_episode_have_a_row_each_and_share_its_outcome(
         assert not any(walk.action_mask[: walk.messages[1].token_start])
         assert plan.tools == "[]" != walk.tools
     assert len({row.group_id for row in rows}) == 4
-    found = weights(harness, model, {"type": "rloo", "credit": "joint"}, made["trajectories"])
+    result = weights(harness, model, {"type": "rloo", "credit": "joint"}, made["trajectories"])
     rewards = defaultdict(list)
     for plan in rows[::2]:
         rewards[plan.group_id].append(plan.reward)
@@ -83,7 +83,7 @@ def test_agents_of_an_episode_have_a_row_each_and_share_its_outcome(
         own = rewards[plan.group_id]
         if len(set(own)) > 1:
             expected = (plan.scored_reward() * 6 - sum(own)) / 5
-            two = {round(one, 6) for row in (plan, walk) for one in found[row.trajectory_id]}
+            two = {round(item, 6) for row in (plan, walk) for item in result[row.trajectory_id]}
             assert len(two) == 1, "both agents have the advantage of their episode"
             assert (two.pop() > 0) == (expected > 0)
 
@@ -134,7 +134,11 @@ def test_two_models_may_share_an_episode(harness: Harness, model: Model, tasks: 
 
 
 def first_turn(row: Trajectory) -> slice:
-    turn = next(one for one in row.messages if one.role is Role.ASSISTANT and (one.token_start or 0) >= row.fork_at)
+    turn = next(
+        message
+        for message in row.messages
+        if message.role is Role.ASSISTANT and (message.token_start or 0) >= row.fork_at
+    )
     return slice(turn.token_start, turn.token_end)
 
 
@@ -154,24 +158,28 @@ def test_turns_are_compared_with_a_default_or_with_nothing(
         assert not any(row.action_mask[: first_turn(row).stop])
         assert row.n_action_tokens == sum(row.action_mask)
         if by == "none":
-            said = next(one for one in row.messages if one.token_start == row.fork_at and one.role is Role.ASSISTANT)
-            assert (said.content, said.tool_calls) == ("", [])
+            message = next(
+                message
+                for message in row.messages
+                if message.token_start == row.fork_at and message.role is Role.ASSISTANT
+            )
+            assert (message.content, message.tool_calls) == ("", [])
     if by == "default":
         spans = [first_turn(row) for row in rows]
-        assert made.metrics["foreign_tokens"] == sum(one.stop - one.start for one in spans) > 0
+        assert made.metrics["foreign_tokens"] == sum(span.stop - span.start for span in spans) > 0
     rewards, both = defaultdict(list), [*again.read(), *rows]
     for row in both:
         rewards[row.group_id].append(row.scored_reward())
-    found = weights(harness, model, {"type": "rloo", "credit": "fork_turn"}, again, made["trajectories"])
-    assert found
-    assert not set(found) & {row.trajectory_id for row in rows}, "what was not sampled is not trained on"
+    result = weights(harness, model, {"type": "rloo", "credit": "fork_turn"}, again, made["trajectories"])
+    assert result
+    assert not set(result) & {row.trajectory_id for row in rows}, "what was not sampled is not trained on"
     scales = set()
     for row in again.read():
         own = rewards[row.group_id]
         advantage = row.scored_reward() - (sum(own) - row.scored_reward()) / (len(own) - 1)
-        assert (row.trajectory_id in found) == (abs(advantage) > 1e-9)
-        if row.trajectory_id in found:
-            weighed = found[row.trajectory_id]
+        assert (row.trajectory_id in result) == (abs(advantage) > 1e-9)
+        if row.trajectory_id in result:
+            weighed = result[row.trajectory_id]
             scales.add(round(weighed[row.fork_at] / advantage, 5))
             assert not any(weighed[first_turn(row).stop :])
     assert len(scales) == 1, (

@@ -61,8 +61,8 @@ def published(store: str, model: Path) -> str:
 
 
 def test_a_stage_that_makes_a_tokenizer_keeps_it(harness: Harness, written: Written) -> None:
-    found, offsets = token_bytes(Catalog(harness.buffer.store), written.tokenizer).text(written.ids)
-    assert found.decode() == written.text
+    result, offsets = token_bytes(Catalog(harness.buffer.store), written.tokenizer).text(written.ids)
+    assert result.decode() == written.text
     assert len(offsets) == len(written.ids) + 1
 
 
@@ -74,8 +74,8 @@ def test_a_stage_that_samples_keeps_the_tokenizer_of_its_rows(warm: Model, tasks
     made = harness.run(sample, {"samples": 1, "sampling": limits}, model=warm, tasks=tasks)
     tokenizer = load_tokenizer(warm.path)
     for row in made["trajectories"].read():
-        found, _ = token_bytes(Catalog(harness.buffer.store), row.tokenizer).text(row.input_ids)
-        assert found.decode() == tokenizer.decode(row.input_ids, skip_special_tokens=False)
+        result, _ = token_bytes(Catalog(harness.buffer.store), row.tokenizer).text(row.input_ids)
+        assert result.decode() == tokenizer.decode(row.input_ids, skip_special_tokens=False)
 
 
 def test_rows_of_older_stores_are_read_by_their_models_tokenizer(

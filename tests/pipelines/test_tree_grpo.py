@@ -44,12 +44,12 @@ def test_rollouts_of_a_ticket_go_on_from_turns_of_others(harness: Harness, model
         check_continuation(row, node(parent, turn, task_of(parent)).prefix)
     assert any(parents[row.parent_id or ""].fork_at for row in rows if row.fork_at), "of the second round"
     metrics = made["metrics"].table().to_pylist()
-    replayed = sum(one["replayed_calls"] for one in metrics)
+    replayed = sum(metric["replayed_calls"] for metric in metrics)
     assert replayed == sum(len(row.messages) // 2 - row.n_steps for row in rows if row.fork_at)
     trained = made["batches"].table().to_pylist()
     for batch in trained:
         assert not any(batch["mask"][: parents[batch["row_id"]].fork_at])
-    assert [one["rows"] for one in made["coverage"].table().to_pylist()] == [10] * 6
+    assert [item["rows"] for item in made["coverage"].table().to_pylist()] == [10] * 6
 
 
 class Killed(BaseException):
@@ -87,17 +87,17 @@ def test_a_killed_run_goes_on_with_the_trees_that_it_has(
         await add(self, jobs, made)
 
     monkeypatch.setattr(Flow, "add", counted)
-    found: Any = online(context, config, model=model, tasks=tasks)
+    result: Any = online(context, config, model=model, tasks=tasks)
     assert sampled
     assert len(set(sampled)) == len(sampled)
     assert not set(sampled) & before, "no row is made twice"
     assert {*sampled, *before} == set(context.row_ids())
-    rows = found["trajectories"].read()
+    rows = result["trajectories"].read()
     assert len(rows) == 60
     if in_step:
         expected, again = (
             [(row.sample_index, row.fork_at, row.input_ids) for row in made["trajectories"].read()]
-            for made in (undisturbed, found)
+            for made in (undisturbed, result)
         )
         assert again == expected
 
@@ -108,9 +108,9 @@ def test_trees_without_continuations_are_plain_groups(harness: Harness, model: M
     forest = {**SMALL, "fork": {"trees": 4, "rounds": 0}}
     two = [harness.run(online, config, model=model, tasks=tasks) for config in (plain, forest)]
     for name in ("batches", "metrics"):
-        expected, found = (made[name].table().to_pydict() for made in two)
+        expected, result = (made[name].table().to_pydict() for made in two)
         for column in expected.keys() - {"row_id"}:
-            assert repr(found[column]) == repr(expected[column]), column
+            assert repr(result[column]) == repr(expected[column]), column
 
 
 def test_what_cannot_be_a_tree_is_refused_with_the_remedy(harness: Harness, model: Model) -> None:

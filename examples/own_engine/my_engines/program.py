@@ -54,14 +54,14 @@ class ProgramEngine:
 
         question = next(message.content for message in session.messages if message.role is Role.USER)
         *relations, start = re.split(r" of (?:the )?", question.strip(" ?"))
-        found = [message.content for message in session.messages if message.role is Role.TOOL]
-        who = found[-1] if found else start
-        left = relations[: len(relations) - len(found)]
-        hasty = Random(f"{seed}-{session.key}-{len(found)}").random() < self.hasty
+        answers = [message.content for message in session.messages if message.role is Role.TOOL]
+        who = answers[-1] if answers else start
+        left = relations[: len(relations) - len(answers)]
+        hasty = Random(f"{seed}-{session.key}-{len(answers)}").random() < self.hasty
         if not left or hasty:
             return Turn([], [], [], "stop", Message(role=Role.ASSISTANT, content=who))
         arguments = json.dumps({"who": who, "rel": left[-1]})
-        call = ToolCall(id=f"call_{len(found)}", name="find", arguments=arguments)
+        call = ToolCall(id=f"call_{len(answers)}", name="find", arguments=arguments)
         return Turn([], [], [], "stop", Message(role=Role.ASSISTANT, tool_calls=[call]))
 
     async def score(self, ids: Sequence[int], start: int = 1) -> list[float]:

@@ -32,8 +32,8 @@ class CsvTurns(OwnFormat):
     def rows(self, source: Source) -> Iterator[Row]:
         with source.text() as text:
             turns = csv.DictReader(text, delimiter=self.delimiter)
-            conversations = (list(found) for _, found in groupby(turns, lambda turn: turn["conversation"]))
-            yield from each(source, conversations, lambda found: self._row(source, found))
+            conversations = (list(group) for _, group in groupby(turns, lambda turn: turn["conversation"]))
+            yield from each(source, conversations, lambda lines: self._row(source, lines))
 
     def _row(self, source: Source, turns: list[dict[str, Any]]) -> Iterator[Row]:
         source.number += 1

@@ -39,7 +39,7 @@ class Clerk(AgentEnvironment):
         """The reward: 1 for the right answer."""
         facts = json.loads(task.metadata)["facts"]
         try:
-            found = await answer(task.prompt, facts, endpoint.base_url, endpoint.api_key, endpoint.model)
+            result = await answer(task.prompt, facts, endpoint.base_url, endpoint.api_key, endpoint.model)
         except AgentRunError:  # what the policy said made the agent give up
             return 0.0
-        return float(found.strip() == json.loads(task.ground_truth))
+        return float(result.strip() == json.loads(task.ground_truth))

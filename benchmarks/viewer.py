@@ -120,7 +120,6 @@ def repetition(browser: Any, servers: dict[str, Server], stay: dict[str, Any], t
         tried(times, "Inspect", "trajectory", lambda: pages.inspect_sample(browser, other, times, turn, LENGTHS[0]))
     tried(times, "spans", "an element per token", lambda: pages.spans(browser, ours, times, turn, LENGTHS[0]))
     tried(times, OURS, "task", lambda: opened(lambda page: pages.task(page, times, turn, ROWS, ATTEMPTS)))
-    tried(times, OURS, "map", lambda: opened(lambda page: pages.prompt_map(page, times)))
     tried(times, OURS, "tree", lambda: opened(lambda page: pages.search_tree(page, times)))
     tried(times, OURS, "commits", lambda: pages.commits(browser, ours, times, buffer, COMMITS))
     if "Phoenix" in stay:
@@ -131,7 +130,6 @@ def processor_times(browser: Any, ours: Server, times: Times) -> None:
     """Pages that are much work once more, for the processor time of their longest task."""
     work: dict[str, Callable[[Tab], None]] = {
         "task": lambda page: pages.task(page, Times(), 0, ROWS, ATTEMPTS),
-        "map": lambda page: pages.prompt_map(page, Times()),
         "tree": lambda page: pages.search_tree(page, Times()),
     }
     work |= {f"{n:,} tokens": lambda page, n=n: pages.read(page, n) for n in LENGTHS}
@@ -224,8 +222,6 @@ def table(times: Times) -> None:
         report("  Trackio, growth of the heap", f"{times.median('live heap', 'Trackio'):.1f} MiB")
     servers(times)
     tasks(times)
-    for what, label in (("map", "map of the prompts"), ("wheel", "  nearer, by the wheel")):
-        figure(times, what, label)
     for what, label in (("tree", f"search tree of {data.NODES:,} nodes"), ("node", "  the next node, by a key")):
         figure(times, what, label)
 

@@ -240,22 +240,6 @@ def phoenix_commits(page: Tab, process: Any, times: Times, count: int) -> None:
 # pictures
 
 
-def prompt_map(page: Tab, times: Times) -> None:
-    """The map of all prompts, then nearer by the wheel."""
-    seen = "(document.querySelector('.plane')?.ariaLabel.match(/, (\\d+) in view/)?.[1] ?? 0)"
-    times.add("map", OURS, page.act(follow("/map"), f"{seen} > 0"))
-    page.page.wait_for_timeout(500)
-    turn = (
-        "const map = document.querySelector('.plane'); const box = map.getBoundingClientRect();"
-        f" bench.before = {seen};"
-        " map.dispatchEvent(new WheelEvent('wheel', {deltaY: -1, clientX: box.left + 1, clientY: box.top + 1,"
-        " bubbles: true, cancelable: true}))"
-    )
-    for _ in range(3):
-        times.add("wheel", OURS, page.act(turn, f"{seen} !== bench.before"))
-    long_task(times, "map", page)
-
-
 def search_tree(page: Tab, times: Times) -> None:
     """A tree as large as one is drawn, then from node to node."""
     path = f"/tree?artifact=search/{data.SEARCH[:8]}&task_id={data.SEARCHED}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.flows.commands._common import FAILED, fail, open_buffer, open_catalog
+from agentrl.flows.commands._common import FAILED, fail, open_catalog
 from agentrl.flows.options import At, Host, Json, Port, Replace, Store, command
 from agentrl.flows.terminal import say, say_json
 from agentrl.recorder.listening import bound
@@ -37,18 +37,11 @@ def view(
         list[str] | None,
         typer.Option(help="An origin, as http://localhost:8888, whose pages may show this one in a frame; repeatable"),
     ] = None,
-    atlas: Annotated[
-        Path | None,
-        typer.Option(help="Write this Parquet file instead: the rows with places on the map, for Embedding Atlas"),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the store in the browser: plan, runs, rows, tokens. Without --write nothing is changed. Ends at Ctrl-C."""
     if context.invoked_subcommand:
         _refuse_options(context)
-        return
-    if atlas is not None:
-        _write_atlas(store, atlas, as_json)
         return
     from agentrl.schemas.installation import missing
 
@@ -112,30 +105,6 @@ class _WithoutPandas:
     def find_spec(name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
             raise ModuleNotFoundError("the viewer needs no pandas", name=name)
-
-
-def _write_atlas(store: str, path: Path, as_json: bool) -> None:
-    """The scalar columns of the rows with ``projection_x`` and ``projection_y``, as Parquet."""
-    from agentrl.datastore.search.index import SearchIndex
-    from agentrl.datastore.table.writer import SCALARS
-    from agentrl.flows.viewer.pages.points import placed
-
-    if path.exists():
-        raise fail(f"error: --atlas {path} exists; choose another name, or remove it")
-    index = SearchIndex.of_store(open_buffer(store))
-    if index is None or (state := index.state()) is None:
-        raise fail(
-            f"error: {store} has no search index, whose vectors make the map: agentrl buffer index --store {store}"
-        )
-    rows, unplaced = placed(index, state, SCALARS)
-    rows.write_parquet(path)
-    command = f"embedding-atlas {path} --text prompt --x projection_x --y projection_y"
-    if as_json:
-        say_json({"path": str(path), "rows": rows.height, "unplaced": unplaced, "command": command})
-        return
-    say(f"{rows.height} rows in {path}; open it with: {command}")
-    if unplaced:
-        say(f"{unplaced} rows are left out: the index has not seen their prompts; agentrl buffer index --store {store}")
 
 
 @command(app)

@@ -28,7 +28,6 @@ from agentrl.flows.viewer.wire.queries import (
     SearchQuery,
     SearchTreeQuery,
     SideQuery,
-    SQLQuery,
     StepQuery,
     TaskQuery,
     TwoRows,
@@ -87,13 +86,6 @@ def _saved(reader: "StoreReader", request: Request, question: SaveQuery) -> Resp
     from agentrl.flows.viewer.pages.saving import save
 
     return _json(save(reader, question))
-
-
-def _sql(reader: "StoreReader", request: Request, question: SQLQuery) -> Response:
-    from agentrl.flows.viewer.query.console import ask
-
-    body, headers = ask(reader.tables, question)
-    return Response(body, headers=headers, media_type=ARROW)
 
 
 def _search(reader: "StoreReader", request: Request, question: SearchQuery) -> Response:
@@ -166,14 +158,6 @@ def _search_tree(reader: "StoreReader", request: Request, question: SearchTreeQu
     return _json(reader.search_tree(question.artifact, question.task_id, question.at))
 
 
-def _map(reader: "StoreReader", request: Request, question: Filtered) -> Response:
-    return Response(reader.map(question), media_type=ARROW)
-
-
-def _map_prompts(reader: "StoreReader", request: Request, question: Filtered) -> Response:
-    return _json(reader.map_prompts(question))
-
-
 def _training(reader: "StoreReader", request: Request, question: Query) -> Response:
     return _json(reader.training())
 
@@ -226,7 +210,6 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/facets", Filtered, _facets),
     ("/api/rule", Filtered, _rule),
     ("/api/search", SearchQuery, _search),
-    ("/api/sql", SQLQuery, _sql),
     ("/api/rows/{id:path}/messages/{number:int}", MessageQuery, _message),  # ids of imports may hold slashes
     ("/api/rows/{id:path}", AtVersion, _row),
     ("/api/tokens/{id:path}/text", AtVersion, _text),
@@ -243,8 +226,6 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/pair/text", SideQuery, _pair_text),
     ("/api/search-trees", ArtifactPage, _search_trees),
     ("/api/search-tree", SearchTreeQuery, _search_tree),
-    ("/api/map", Filtered, _map),
-    ("/api/map/prompts", Filtered, _map_prompts),
     ("/api/training", Query, _training),
     ("/api/training/metrics", ArtifactQuery, _metrics),
     ("/api/training/rows", StepQuery, _rows_of_step),

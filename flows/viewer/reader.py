@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,14 +37,13 @@ from agentrl.flows.viewer.wire.compare import (
 from agentrl.flows.viewer.wire.overview import Overview, PlanAnswer
 from agentrl.flows.viewer.wire.queries import Filtered, Page
 from agentrl.flows.viewer.wire.runs import KnownSettings, RunsCompared
-from agentrl.flows.viewer.wire.search import MapPrompts, SearchTree, SearchTrees
+from agentrl.flows.viewer.wire.search import SearchTree, SearchTrees
 from agentrl.flows.viewer.wire.training import LiveAnswer, RunAnswer, TrainingStage, TrainingStages
 from agentrl.flows.viewer.wire.trajectory import RowAnswer, ShownMessage
 from agentrl.pipelines.tokenizers import token_bytes
 
 if TYPE_CHECKING:
     from agentrl.datastore.search.index import SearchIndex, State
-    from agentrl.flows.viewer.pages.points import Points
 
 PLAN_S = 5.0
 """Seconds that a question for a plan waits for it."""
@@ -61,7 +59,6 @@ class StoreReader:
         self.artifacts = Artifacts(self.catalog)
         self._compared: Recent[tuple[str, str, bool], PairedDifference] = Recent(16)
         self._rows: Recent[tuple[str, int], pa.Table] = Recent(2)
-        self._maps: Recent[tuple[str, tuple[str, ...]], Points] = Recent(4)
         self._tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
         self.plans = Plans(self.catalog, store)
         self._trained: Recent[str, TrainingStage] = Recent(256)
@@ -235,25 +232,6 @@ class StoreReader:
     def curation(self, at: str | None) -> Funnels:
         return curation.funnels(self.artifacts, self._snapshot_if_any(at))
 
-    def map(self, question: Filtered) -> bytes:
-        """The points of the map as an Arrow stream. A lasso says which plane is asked for, and hides no point."""
-        from agentrl.flows.viewer.pages.points import lasso, point_table
-
-        snapshot = self.tables.at(question.at)
-        points_drawn = self._points(lasso(question.lasso)[0] if question.lasso else None)
-        whole = question.model_copy(update={"lasso": None})
-        return stream(point_table(points_drawn, snapshot, self.mask(whole, snapshot)))
-
-    def map_prompts(self, question: Filtered) -> MapPrompts:
-        from agentrl.flows.viewer.pages.points import lasso, prompts
-
-        snapshot = self.tables.at(question.at)
-        points_drawn = self._points(lasso(question.lasso)[0] if question.lasso else None)
-        mask = self.mask(question, snapshot)
-        shown, total = prompts(points_drawn, snapshot, mask)
-        rows = snapshot.total if mask is None else int(mask.sum())
-        return MapPrompts(version=snapshot.version, total=total, rows=rows, prompts=shown)
-
     # training, and what goes on now
 
     def training(self) -> TrainingStages:
@@ -290,14 +268,6 @@ class StoreReader:
         command = f"agentrl buffer index --store {self.store}"
         return RefusedError("this store has no search index", following=command, status=409)
 
-    def _points(self, frame: str | None) -> "Points":
-        """The points of the map. Raises RefusedError if there is no index, or no such frame."""
-        from agentrl.flows.viewer.pages.points import frame_of, points
-
-        index, state = self._index()
-        key = (frame_of(state, frame), state.parts)
-        return replace(self._maps.get_or(key, lambda: points(index, state, key[0])), behind=state.stale)
-
     def mask(self, question: Filtered, snapshot: Snapshot) -> np.ndarray | None:
         """The rows that a question is about; None if it is about all."""
         part = self.part(question, snapshot)
@@ -309,25 +279,11 @@ class StoreReader:
 
     def part(self, question: Filtered, snapshot: Snapshot) -> among.Subset | None:
         """The part of the buffer that a question is about; None if it is about all of it."""
-        subset = None
         if question.among:
-            subset = among.part(self.artifacts, snapshot, question.among, question.rule)
-        elif question.rule:
+            return among.part(self.artifacts, snapshot, question.among, question.rule)
+        if question.rule:
             raise RefusedError("a rule needs the artifact that has it", field="among")
-        if question.lasso:
-            mask = self._in_lasso(question.lasso, snapshot)
-            subset = among.Subset(mask & subset.mask, subset.absent) if subset else among.Subset(mask, 0)
-        return subset
-
-    def _in_lasso(self, text: str, snapshot: Snapshot) -> np.ndarray:
-        from agentrl.flows.viewer.pages.points import lasso
-
-        frame, corners = lasso(text)
-        points_drawn = self._points(frame)
-        key = f"lasso {len(points_drawn.texts)} {text}"
-        inside = snapshot.kept.get_or(key, lambda: points_drawn.rows_inside(corners, snapshot))
-        assert isinstance(inside, np.ndarray)
-        return inside
+        return None
 
     def _decoded(self, row: pa.Table) -> tuple[Decoded | None, str]:
         """The tokens of a row with their text, or why there is none."""

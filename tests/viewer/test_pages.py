@@ -23,7 +23,6 @@ PAGES = {
     "tree": ("/tree?artifact=SEARCH&task_id=SEARCHED&node=1", ".drawing"),
     "what-if": ("/?set=grpo.samples%3D2", ".what-if .tag"),
     "runs": ("/runs", ".narrow"),
-    "map": ("/map?filter=success", ".plane"),
     "part": ("/buffer?among=CURATED", ".part"),
     "no-row": ("/row/nothing", ".problem"),
 }
@@ -299,8 +298,8 @@ def test_modules_of_other_pages_are_there_before_these_are_opened(seen: Watched)
     page = seen.open("/", ".better")
     until(page, "performance.getEntriesByType('resource').some((one) => one.name.endsWith('/conversation.js'))")
     page.context.set_offline(True)
-    page.click("nav a[href='/map']")
-    page.wait_for_selector(".page.map")
+    page.click("nav a[href='/tree']")
+    page.wait_for_selector(".page.tree")
     page.wait_for_selector(".problem")
     assert "does not answer" in page.inner_text(".problem")
     page.context.set_offline(False)

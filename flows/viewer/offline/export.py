@@ -1,7 +1,7 @@
 """Rows of a store as one file that a browser opens without a server: `agentrl view export`.
 
 The file holds the viewer's own modules, and the answers that the server would give about these rows. What the server
-computes for a filter, the modules compute in the page.
+computes for a filter, nobody computes there: a file is filtered by the bars of its histograms and by words.
 """
 
 from collections.abc import Iterator

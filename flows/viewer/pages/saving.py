@@ -62,7 +62,7 @@ def save(reader: "StoreReader", question: SaveQuery) -> SavedSelection:
 
 def rule(reader: "StoreReader", question: Filtered) -> RuleText:
     """A filter as a rule. Raises RefusedError if no rule chooses the same rows."""
-    for name in ("among", "rule", "lasso"):
+    for name in ("among", "rule"):
         if getattr(question, name):
             reason = f"a rule is a filter alone, and cannot hold {name!r}"
             raise RefusedError(reason, field=name, following="save the rows by a name instead")

@@ -1,8 +1,7 @@
 // What the server would answer about the rows of this file. Tables are Arrow, compressed, and unpacked when they are
 // asked for.
 import "./vendor/flechette.js";
-import { matcher } from "./expression.js";
-import { Wrong, order } from "./functions.js";
+import { parts } from "./filter.js";
 
 /** @typedef {import("./vendor/flechette.js").Table} Table */
 /** @typedef {import("./wire.js").Contents} Contents */
@@ -43,10 +42,10 @@ async function unpacked(id) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/** @type {Map<string, {kind: import("./functions.js").Kind, at: (row: number) => any}> | null} */
+/** @type {Map<string, {kind: string, at: (row: number) => any}> | null} */
 let columns = null;
 
-/** The scalar columns of all rows, as the filter reads them. */
+/** The scalar columns of all rows. */
 async function scalars() {
   if (columns) return columns;
   const rows = await table("rows");
@@ -61,9 +60,65 @@ async function scalars() {
 
 /** Numbers of the rows that a filter finds; rows are in the order of their ids. @param {string} filter */
 async function matching(filter) {
-  const all = Array.from({ length: contents.rows }, (_, row) => row);
+  let rows = Array.from({ length: contents.rows }, (_, row) => row);
+  for (const part of parts(filter)) rows = rows.filter(await test(part.replace(/^\((.*)\)$/s, "$1")));
+  return rows;
+}
+
+const EDGE = /^(\w+) (>=|<=|<) (-?[\d.]+(?:e[-+]?\d+)?)$/;
+
+/** A part of a filter, which no page of a file evaluates: it is a bar, an edge of bars, a list of ids, or words. @param {string} part @returns {Promise<(row: number) => boolean>} */
+async function test(part) {
+  for (const { column, bins } of contents.facets) {
+    const bin = bins.findIndex((one) => one.where === part);
+    if (bin < 0) continue;
+    const codes = (await table("rows")).getChild(`#${column}`)?.toArray() ?? [];
+    return (row) => codes[row] === bin;
+  }
   const known = await scalars();
-  return filter.trim() ? all.filter(matcher(filter, known)) : all;
+  const [, name, sign, edge] = EDGE.exec(part) ?? [];
+  const column = known.get(name);
+  if (column?.kind === "number") return (row) => {
+    const value = column.at(row);
+    return value !== null && (sign === ">=" ? value >= Number(edge) : sign === "<" ? value < Number(edge) : value <= Number(edge));
+  };
+  if (parts(part).length > 1) { // both edges of a range
+    const tests = await Promise.all(parts(part).map(test));
+    return (row) => tests.every((one) => one(row));
+  }
+  const ids = /^trajectory_id in \((.*)\)$/s.exec(part)?.[1].matchAll(/'((?:[^']|'')*)'/g);
+  if (ids) {
+    const chosen = new Set([...ids].map((one) => one[1].replaceAll("''", "'")));
+    return (row) => chosen.has(known.get("trajectory_id")?.at(row));
+  }
+  const words = /^matches\(messages, '((?:[^']|'')*)'\)$/.exec(part)?.[1].replaceAll("''", "'") ?? part;
+  if (/[=<>()']/.test(words)) throw refused(400, `an exported file has no expressions such as ${JSON.stringify(part.slice(0, 80))}: press bars of the histograms, or write words; the viewer of the store takes expressions`, "filter");
+  const patterns = [...words.matchAll(/"([^"]+)"|(\S+)/g)].map(([, phrase, word]) => new RegExp(`(?<![\\p{L}\\p{N}])${(phrase ?? word).replace(/[.*+?^${}|[\]\\/-]/g, "\\$&")}(?![\\p{L}\\p{N}])`, "iu"));
+  const texts = await rowTexts();
+  return (row) => patterns.every((pattern) => pattern.test(texts[row]));
+}
+
+/** @type {Promise<string[]> | null} */
+let texts = null;
+
+/** What each row says, in the order of the rows: its prompt, and the contents, reasoning and calls of its messages. */
+const rowTexts = () => (texts ??= Promise.all(contents.parts.map((_, part) => table(`part-${part}`))).then((tables) =>
+  tables.flatMap((rows) => Array.from(rows.getChild("answer")?.toArray() ?? [], (answer) => {
+    const { messages } = /** @type {import("./wire.js").RowAnswer} */ (JSON.parse(answer));
+    return messages.map(({ content, reasoning, tool_calls: calls }) => [content, reasoning, ...calls.flatMap((call) => [call.name, call.arguments])].join("\n")).join("\n");
+  })),
+));
+
+/** Texts in the order of their characters, as the server sorts them. @param {string} a @param {string} b */
+function order(a, b) {
+  const size = Math.min(a.length, b.length);
+  for (let i = 0; i < size; i++) {
+    const [one, other] = [a.charCodeAt(i), b.charCodeAt(i)];
+    if (one === other) continue;
+    const astral = (/** @type {number} */ code) => code >= 0xd800 && code <= 0xdfff;
+    return astral(one) === astral(other) ? one - other : astral(one) ? 1 : -1;
+  }
+  return a.length - b.length;
 }
 
 /** What is unknown comes last. @param {number[]} rows @param {string} name @param {boolean} desc */
@@ -178,7 +233,7 @@ export async function answered(address) {
   try {
     const at = query.get("at");
     if (at && at !== String(contents.version)) throw refused(404, `this file holds version ${contents.version} of the buffer alone`, "at");
-    for (const name of ["among", "rule", "lasso"])
+    for (const name of ["among", "rule"])
       if (query.get(name)) throw refused(404, `an exported file does not know ${name} ${JSON.stringify(query.get(name))}; the viewer of the store does`, name);
     for (const [pattern, answer] of QUESTIONS) {
       const match = pattern.exec(path);
@@ -186,8 +241,7 @@ export async function answered(address) {
     }
     throw refused(404, path === "/api/search" ? "an exported file has no index to search" : `an exported file does not answer ${path}; the viewer of the store does`);
   } catch (error) {
-    const said = error instanceof Wrong ? refused(400, error.message, "filter", error.allowed) : error;
-    if (!(said instanceof Refusal)) throw said;
-    return new Response(JSON.stringify(said.body), { status: said.status });
+    if (!(error instanceof Refusal)) throw error;
+    return new Response(JSON.stringify(error.body), { status: error.status });
   }
 }

@@ -5,7 +5,7 @@ import { oneOf } from "./filter.js";
 import { count, plural } from "./format.js";
 import { copy, useKeys } from "./keys.js";
 import { pulse, usePulse } from "./live.js";
-import { address, change, go, place, rowAddress, version } from "./location.js";
+import { change, go, place, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { Found, Rows } from "./rows.js";
 import { Saving, openSaving } from "./saving.js";
@@ -22,16 +22,16 @@ const HITS = 200;
 const show = (params) => change({ ...params, row: null });
 
 export function BufferPage() {
-  const { filter = "", sort = "", desc, at, q = "", cols = "", among, rule, lasso } = place.value.params;
-  const query = { filter, sort: sort || "created_at", desc: sort ? desc === "true" : true, at, columns: cols || COLUMNS.join(","), among, rule, lasso };
+  const { filter = "", sort = "", desc, at, q = "", cols = "", among, rule } = place.value.params;
+  const query = { filter, sort: sort || "created_at", desc: sort ? desc === "true" : true, at, columns: cols || COLUMNS.join(","), among, rule };
   const current = Math.max(0, Number(place.value.params.row ?? 0) || 0);
   const setCurrent = (/** @type {number} */ row) => change({ row: row || null });
   const [newest, setNewest] = useState(/** @type {number | null} */ (null));
   const rows = useAnswer(async (stop) => {
     const source = q ? new Found(await json("/api/search", { q, k: HITS }, stop), query) : new Rows(query);
     return source.open();
-  }, [filter, sort, desc, at, q, cols, among, rule, lasso, newest]);
-  const facets = useAnswer((stop) => /** @type {Promise<import("./wire.js").Facets>} */ (json("/api/facets", { filter, at, among, rule, lasso }, stop)), [filter, at, among, rule, lasso, newest]);
+  }, [filter, sort, desc, at, q, cols, among, rule, newest]);
+  const facets = useAnswer((stop) => /** @type {Promise<import("./wire.js").Facets>} */ (json("/api/facets", { filter, at, among, rule }, stop)), [filter, at, among, rule, newest]);
   useEffect(() => () => rows.value?.close(), [rows.value]);
   useEffect(() => void (version.value = rows.value?.version ?? null), [rows.value]);
   const box = useRef(/** @type {HTMLInputElement | null} */ (null));
@@ -68,10 +68,8 @@ export function BufferPage() {
         ${latest !== null && latest !== newest && html`<button class="quiet" onClick=${() => setNewest(latest)}>newer rows: show them</button>`}
         ${source instanceof Found && html`<span class="soft">${source.told()}</span>`}
         ${among && html`<${Part} among=${among} rule=${rule} absent=${source?.absent ?? 0} />`}
-        <span>${lasso && html`in a lasso of the map `}${store && html`<a href=${address("/map", { filter, at, among, rule, lasso })}>map</a>`}${lasso && html` <button class="quiet" onClick=${() => show({ lasso: null })}>without the lasso</button>`}</span>
         ${selected.value.size > 0 && html`<${Selection} />`}
-        ${store && html`<a href=${address("/sql", { at, query: `select trajectory_id, reward from trajectories${filter ? ` where (${filter})` : ""} limit 100` })}>SQL</a>`}
-        ${source && html`<${Saving} shown=${{ filter, at: source.version, among, rule, lasso }} total=${q ? null : source.total} />`}
+        ${source && html`<${Saving} shown=${{ filter, at: source.version, among, rule }} total=${q ? null : source.total} />`}
         ${source && html`<${Columns} all=${source.columns.filter((name) => name !== "score")} chosen=${columns} />`}
       </div>
       ${source && source.total > 0 && html`<${Table} rows=${source} columns=${known} sort=${query.sort} desc=${query.desc} sortBy=${sortBy} current=${current} setCurrent=${setCurrent} selected=${selected.value} at=${at} />`}
@@ -125,7 +123,7 @@ function Bar({ box, filter, q, problem, busy }) {
   const search = (/** @type {Event} */ event) => show({ q: /** @type {HTMLInputElement} */ (event.target).value.trim() });
   return html`<div class="query">
     <label for="filter">filter</label>
-    <input id="filter" ref=${box} class="mono" value=${text} spellcheck=${false} autocomplete="off" placeholder="success and n_tool_calls > 2" aria-invalid=${problem ? "true" : "false"}
+    <input id="filter" ref=${box} class="mono" value=${text} spellcheck=${false} autocomplete="off" placeholder=${store ? "success and n_tool_calls > 2" : 'words, as in: gift "card of Ann"'} aria-invalid=${problem ? "true" : "false"}
       aria-describedby="filter-problem" onInput=${(/** @type {Event} */ event) => typed(/** @type {HTMLInputElement} */ (event.target).value)} />
     ${filter && html`<button onClick=${() => show({ filter: null })}>clear</button>`}
     <label for="search">search</label>

@@ -8,7 +8,7 @@ export const here = () => location.hash.slice(1) || "/";
 export const href = (to) => `#${to}`;
 
 const THERE = /^\/(buffer|task|row\/[^?]+)?(\?|$)/;
-const CHOOSES = /[?&](among|rule|lasso)=/; // parts of the buffer that only a store knows
+const CHOOSES = /[?&](among|rule)=/; // parts of the buffer that only a store knows
 
 /** @param {string} to */
 export const has = (to) => THERE.test(to) && !CHOOSES.test(to);

@@ -7,7 +7,6 @@ const RunPage = later(() => import("./run.js"), "RunPage");
 const PAGES = [
   ["/", "overview", later(() => import("./overview.js"), "OverviewPage")],
   ["/buffer", "buffer", later(() => import("./buffer.js"), "BufferPage")],
-  ["/sql", "", later(() => import("./sql.js"), "SqlPage")],
   ["/evaluation", "evaluations", later(() => import("./evaluation.js"), "EvaluationPage")],
   ["/task", "", later(() => import("./task.js"), "TaskPage")],
   ["/pair", "pairs", later(() => import("./pair.js"), "PairPage")],
@@ -15,7 +14,6 @@ const PAGES = [
   ["/doctor", "doctor", later(() => import("./doctor.js"), "DoctorPage")],
   ["/curation", "curation", later(() => import("./curation.js"), "CurationPage")],
   ["/tree", "trees", later(() => import("./tree.js"), "TreePage")],
-  ["/map", "map", later(() => import("./map.js"), "MapPage")],
   ["/runs", "runs", later(() => import("./runs.js"), "RunsPage")],
 ];
 const TrajectoryPage = later(() => import("./trajectory.js"), "TrajectoryPage");
@@ -30,6 +28,6 @@ function page(path, room, id) {
 
 await start({
   tabs: Object.fromEntries(PAGES.flatMap(([to, name]) => (name ? [[to, name]] : []))),
-  others: { sql: "SQL", task: "task", row: "trajectory", run: "run" },
+  others: { task: "task", row: "trajectory", run: "run" },
   page,
 });

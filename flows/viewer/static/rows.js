@@ -7,8 +7,8 @@ import { signal } from "./ui.js";
 /** @typedef {import("./vendor/flechette.js").Table} Table */
 /**
  * @typedef {{
- *   filter: string, sort: string, desc: boolean, at: string | undefined, columns: string, among: string | undefined, rule: string | undefined, lasso: string | undefined,
- * }} Query `columns` has commas; `among`, `rule` and `lasso` are a part of the buffer
+ *   filter: string, sort: string, desc: boolean, at: string | undefined, columns: string, among: string | undefined, rule: string | undefined,
+ * }} Query `columns` has commas; `among` and `rule` are a part of the buffer
  */
 /** @typedef {(column: string) => any} Cells the values of one row, by column */
 
@@ -127,8 +127,8 @@ export class Found {
     /** @type {Map<string, Cells>} */
     const cells = new Map();
     for (const filter of filters(this.hits.map((hit) => hit.trajectory_id), this.query.filter)) {
-      const { at, columns, among, rule, lasso } = this.query;
-      const { table, headers } = await arrow("/api/rows", { filter, limit: this.hits.length, at, columns, among, rule, lasso });
+      const { at, columns, among, rule } = this.query;
+      const { table, headers } = await arrow("/api/rows", { filter, limit: this.hits.length, at, columns, among, rule });
       const ids = table.getChild("trajectory_id");
       for (let i = 0; i < table.numRows; i++) cells.set(ids?.at(i), (column) => table.getChild(column)?.at(i));
       this.columns = ["score", ...all(headers)];
@@ -143,8 +143,8 @@ export class Found {
 
   /** What was looked at. */
   told() {
-    const { filter, among, lasso } = this.query;
-    const narrowed = filter || among || lasso;
+    const { filter, among } = this.query;
+    const narrowed = filter || among;
     const left = this.hits.length - this.total;
     const behind = this.behind > 0 ? `; the index lacks what ${plural(this.behind, "newer commit")} added (agentrl buffer index)` : "";
     return `the ${plural(this.hits.length, "row")} whose prompts are nearest${left ? `, without ${count(left)} that ${narrowed ? "do not fit" : "this version does not have"}` : ""}${behind}`;

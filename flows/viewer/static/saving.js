@@ -10,7 +10,7 @@ import { pieces } from "./text.js";
 import { html, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").SavedSelection} Saved */
-/** @typedef {{filter: string, at: string | undefined, among: string | undefined, rule: string | undefined, lasso: string | undefined}} Shown */
+/** @typedef {{filter: string, at: string | undefined, among: string | undefined, rule: string | undefined}} Shown */
 
 export function openSaving() {
   const menu = /** @type {HTMLDetailsElement | null} */ (document.querySelector("details.saving"));
@@ -22,8 +22,8 @@ export function openSaving() {
 }
 
 /** What saves the same on the command line; null if its options cannot name these rows. @param {Shown} shown @param {string} name */
-function command({ filter, at, among, rule, lasso }, name) {
-  if (rule || lasso) return null;
+function command({ filter, at, among, rule }, name) {
+  if (rule) return null;
   const options = [among && `--selection ${quoted(among)}`, filter && `--where ${quoted(filter)}`, at && `--at ${at}`];
   return ["agentrl buffer select", /^[\w-]+$/.test(name) ? name : "NAME", "--split all", ...options.filter(Boolean)].join(" ");
 }

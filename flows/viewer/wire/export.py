@@ -19,7 +19,7 @@ class Redactions(Answer):
 
 
 class ExportedColumn(Answer):
-    """A scalar column, and what the filter takes its values for."""
+    """A scalar column, and what its values are."""
 
     name: str
     kind: Literal["text", "number", "bool", "time"]

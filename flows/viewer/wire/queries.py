@@ -33,13 +33,11 @@ class WhatIf(NamedPipeline):
 
 
 class Filtered(AtVersion):
-    """``among`` names an artifact, and ``rule`` one of its rules: see :mod:`agentrl.flows.viewer.query.among`.
-    ``lasso`` is an area of the map: see :mod:`agentrl.flows.viewer.pages.points`."""
+    """``among`` names an artifact, and ``rule`` one of its rules: see :mod:`agentrl.flows.viewer.query.among`."""
 
     filter: str = ""
     among: str | None = None
     rule: str | None = None
-    lasso: str | None = None
 
 
 class Page(Filtered):
@@ -55,10 +53,6 @@ class SaveQuery(Filtered):
 
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=80)
     ids: list[str] = Field([], max_length=5000)
-
-
-class SQLQuery(AtVersion):
-    query: str = Field(min_length=1)
 
 
 class SearchQuery(Query):

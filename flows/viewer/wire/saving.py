@@ -2,7 +2,7 @@
 
 from agentrl.flows.viewer.wire import Answer
 
-# POST /api/selection {name, filter, at, among, rule, lasso, ids}
+# POST /api/selection {name, filter, at, among, rule, ids}
 
 
 class SavedSelection(Answer):

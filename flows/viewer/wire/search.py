@@ -1,5 +1,4 @@
-"""What the viewer's server answers about search trees and about the map of prompts; see
-:mod:`agentrl.flows.viewer.wire`."""
+"""What the viewer's server answers about search trees; see :mod:`agentrl.flows.viewer.wire`."""
 
 from agentrl.flows.viewer.wire import Answer
 
@@ -72,32 +71,3 @@ class SearchTree(Answer):
     left_out: int
     problem: str
     nodes: list[NodeBox]
-
-
-# GET /api/map?filter=&among=&rule=&lasso=&at= -> Arrow, a record for each prompt that rows have: x, y (float32), rows
-# (those in the filter), scored (those of them with an outcome), solved (int32). Metadata of the schema, texts: frame
-# names the plane, as a lasso does; version is that of the buffer; behind counts commits that the search index has not
-# seen; unplaced counts rows in the filter whose prompts it does not hold. A lasso decides on the plane here, and hides
-# nothing. It is FRAME:x,y;x,y;..., with at most 200 corners; /api/rows and /api/facets take it too.
-
-# GET /api/map/prompts?filter=&among=&rule=&lasso=&at=
-
-
-class MapPrompt(Answer):
-    """``solved`` of the ``n`` rows with an outcome succeeded, with Wilson's interval (None if ``n`` is 0)."""
-
-    prompt: str
-    rows: int
-    solved: int
-    n: int
-    low: float | None
-    high: float | None
-
-
-class MapPrompts(Answer):
-    """The prompts in a filter and a lasso with the most rows, at most 50 of ``total``; ``rows`` are those of all."""
-
-    version: int
-    total: int
-    rows: int
-    prompts: list[MapPrompt]

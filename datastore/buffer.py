@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from agentrl.datastore.artifacts.tasks import find, keep
 from agentrl.datastore.artifacts.tokenizers import TextOf, text_of
 from agentrl.datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError, VersionGoneError
-from agentrl.datastore.read.lookup import Ids, Lookup, id_array
+from agentrl.datastore.read.lookup import Ids, Lookup, id_array, near_ids
 from agentrl.datastore.storage.delta_paths import data_files, scan_table
 from agentrl.datastore.storage.object_store import storage_of
 from agentrl.datastore.table import delta_log as log
@@ -30,13 +30,14 @@ from agentrl.datastore.table.ids import KnownIds
 from agentrl.datastore.table.ingest import BATCH_ROWS, OnError, Rows
 from agentrl.datastore.table.row_digests import CONTENT, STORED_SCHEMA, combined, contents
 from agentrl.datastore.table.writer import FOLDER
-from agentrl.schemas.hints import did_you_mean, nearest
+from agentrl.schemas.hints import did_you_mean
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
 if TYPE_CHECKING:
     import polars as pl
     from deltalake import DeltaTable
 
+    from agentrl.datastore.annotations.table import AnnotationTable
     from agentrl.datastore.read.batches import BufferBatches
     from agentrl.datastore.read.scalars import ScalarColumns
     from agentrl.datastore.search.experience import Demonstration
@@ -151,6 +152,13 @@ class TrajectoryBuffer:
         keys = sorted(key for key in self.storage.keys("quarantine") if key.endswith("-records.jsonl"))
         return [json.loads(line) for key in keys for line in (self.storage.read(key) or b"").splitlines()]
 
+    @cached_property
+    def annotations(self) -> "AnnotationTable":
+        """What people and judges say of rows."""
+        from agentrl.datastore.annotations.table import AnnotationTable
+
+        return AnnotationTable(self.storage)
+
     # reading
 
     def scan(self, version: int | datetime | None = None) -> "pl.LazyFrame":
@@ -175,15 +183,18 @@ class TrajectoryBuffer:
         *,
         unsafe: bool = False,
         scores: pa.Table | None = None,
+        annotations: int | None = None,
     ) -> "pl.DataFrame":
-        """Answer a query over the views ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect, with
-        ``matches(messages, 'words')`` for rows in which words stand. ``unsafe`` allows table functions, which read
-        files; see :mod:`agentrl.datastore.read.sql`. ``scores`` of one scorer take the place of the rows' rewards."""
+        """Answer a query over the views ``trajectories``, ``steps``, ``tool_calls`` and ``annotations`` (of a version
+        of their table, None: the newest), in Polars' SQL dialect, with ``matches(messages, 'words')`` for rows in which
+        words stand. ``unsafe`` allows table functions, which read files; see :mod:`agentrl.datastore.read.sql`.
+        ``scores`` of one scorer take the place of the rows' rewards."""
         from agentrl.datastore.read import sql, views
         from agentrl.datastore.read.scores import rescored
 
         def ask() -> "pl.DataFrame":
-            tables = views.views(rescored(self.scan(version), scores), query)
+            rows = rescored(self.scan(version), scores)
+            tables = views.views(rows, query, lambda: self.annotations.frame(annotations))
             return sql.collect(tables, query, unsafe=unsafe, find=lambda text: self.text.ids(text, version))
 
         return self.current(version, ask)
@@ -227,14 +238,9 @@ class TrajectoryBuffer:
 
     def diff(self, old: int | datetime, new: int | datetime | None = None) -> "pl.DataFrame":
         """The difference between two versions, by stage run: rows ``added`` and ``removed``, by id."""
-        import polars as pl
+        from agentrl.datastore.read.totals import changes
 
-        keys = ["stage", "fingerprint"]
-        before, after = (self.scan(v).select("trajectory_id", *keys).collect() for v in (old, new))
-        added = after.join(before, on="trajectory_id", how="anti").group_by(keys).agg(pl.len().alias("added"))
-        removed = before.join(after, on="trajectory_id", how="anti").group_by(keys).agg(pl.len().alias("removed"))
-        both = added.join(removed, on=keys, how="full", coalesce=True)
-        return both.with_columns(pl.col("added", "removed").fill_null(0).cast(pl.Int64)).sort(keys)
+        return changes(self, old, new)
 
     def batches(self, ids: Sequence[str], batch_rows: int, **options: Any) -> "BufferBatches":
         """Training batches of a selection, in a seeded order that can be resumed; for options see
@@ -328,7 +334,7 @@ class TrajectoryBuffer:
         order = pc.index_in(ids, value_set=rows["trajectory_id"].combine_chunks())
         if order.null_count:
             missing = pc.unique(ids.filter(order.is_null())).to_pylist()
-            raise UnknownTrajectoryError(missing, self._near(missing[0]))
+            raise UnknownTrajectoryError(missing, near_ids(self.scan(), missing[0]))
         places = order.to_numpy()
         seen = np.zeros(rows.num_rows, dtype=bool)
         seen[places] = True
@@ -340,18 +346,6 @@ class TrajectoryBuffer:
                 rows = rows.combine_chunks()
             rows = rows.take(order)
         return rows if rows.schema.equals(schema) else rows.cast(schema)
-
-    def _near(self, name: str) -> list[str]:
-        """Existing ids that are similar to this one. Only ids that share its longest existing prefix are compared,
-        which is fast."""
-        import polars as pl
-
-        rows = self.scan().select("trajectory_id")
-        for length in (len(name), *(len(name) * part // 4 for part in (3, 2, 1)), 0):
-            near = rows.filter(pl.col("trajectory_id").str.starts_with(name[:length])).head(5000).collect()
-            if near.height:
-                return nearest(name, near["trajectory_id"].to_list(), 3, 0.5)
-        return []
 
     def attempts(self, task_id: str, columns: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
         """All rows that attempt a task, sorted by id; empty if there are none. The rest as for :meth:`read`."""

@@ -82,6 +82,24 @@ VIEWS: dict[str, dict[str, str]] = {
         "messages do not say it, it is known if all answers are errors, or as many as begin with error, traceback, "
         "exception, failed",
     },
+    "annotations": {
+        "annotation_id": "unique name; one that is there already is not added again",
+        "trajectory_id": "the row that it is about",
+        "turn": "number of the assistant message in the row, from 0, as step in the view steps; null: the whole row",
+        "token_start": "first token that it is about",
+        "token_end": "the token after the last one",
+        "pair_id": "the preference pair that it is about",
+        "name": "what is said: thumbs, stars, correction, comment, or a label of one's own",
+        "value": "as text",
+        "number": "what the value counts as: up, true and yes are 1; down, false and no are 0; a number is itself",
+        "comment": "in words",
+        "correction": "JSON: the assistant message that should have been there",
+        "author": "who says it",
+        "author_kind": "person or judge",
+        "source": "what wrote it: python, viewer, recorder, or the name of a file",
+        "created_at": "when it was said; of one author, name and target only the newest is here",
+        "version": "of the table of annotations, with which it came",
+    },
 }
 
 

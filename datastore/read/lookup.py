@@ -23,8 +23,10 @@ from agentrl.datastore.read.row_index import LEAST_GROUPS, RowGroup, RowIndex
 from agentrl.datastore.read.token_cache import Copies
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.older_schemas import to_read, upgrade
+from agentrl.schemas.hints import nearest
 
 if TYPE_CHECKING:
+    import polars as pl
     from deltalake import DeltaTable
 
 THREADS = os.cpu_count() or 2
@@ -333,3 +335,16 @@ def _hit(wanted: list[str], least: str, most: str) -> bool:
     """Whether a sorted list has a value within bounds; an upper bound that was cut short counts as open."""
     position = bisect_left(wanted, least)
     return position < len(wanted) and (wanted[position] <= most or wanted[position].startswith(most))
+
+
+def near_ids(rows: "pl.LazyFrame", name: str) -> list[str]:
+    """Existing ids that are similar to this one. Only ids that share its longest existing prefix are compared, which
+    is fast."""
+    import polars as pl
+
+    ids = rows.select("trajectory_id")
+    for length in (len(name), *(len(name) * quarters // 4 for quarters in (3, 2, 1)), 0):
+        near = ids.filter(pl.col("trajectory_id").str.starts_with(name[:length])).head(5000).collect()
+        if near.height:
+            return nearest(name, near["trajectory_id"].to_list(), 3, 0.5)
+    return []

@@ -38,3 +38,13 @@ def totals(buffer: "TrajectoryBuffer", version: int | datetime | None) -> dict[s
         "bytes": int(files["size_bytes"].sum()),
         "version": table.version(),
     }
+
+
+def changes(buffer: "TrajectoryBuffer", old: int | datetime, new: int | datetime | None) -> pl.DataFrame:
+    """See :meth:`TrajectoryBuffer.diff`."""
+    keys = ["stage", "fingerprint"]
+    before, after = (buffer.scan(v).select("trajectory_id", *keys).collect() for v in (old, new))
+    added = after.join(before, on="trajectory_id", how="anti").group_by(keys).agg(pl.len().alias("added"))
+    removed = before.join(after, on="trajectory_id", how="anti").group_by(keys).agg(pl.len().alias("removed"))
+    both = added.join(removed, on=keys, how="full", coalesce=True)
+    return both.with_columns(pl.col("added", "removed").fill_null(0).cast(pl.Int64)).sort(keys)

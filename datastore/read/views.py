@@ -1,9 +1,12 @@
-"""The buffer as tables for SQL: ``trajectories``, ``steps`` and ``tool_calls``."""
+"""The buffer as tables for SQL: ``trajectories``, ``steps``, ``tool_calls`` and ``annotations``."""
 
 import re
+from collections.abc import Callable
 
 import polars as pl
 
+from agentrl.datastore.annotations.current import current
+from agentrl.datastore.annotations.table import STORED
 from agentrl.datastore.errors import StoreError
 
 KEYS = ("trajectory_id", "task_id", "env", "split", "stage", "policy_version", "success", "reward")
@@ -123,8 +126,25 @@ def keys_of(query: str) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def views(trajectories: pl.LazyFrame, query: str = "") -> dict[str, pl.LazyFrame]:
-    """The three views by name, each read only when a query names it. The view ``tool_calls`` has the column ``args`` if
-    ``query`` names keys of it."""
+def names_annotations(query: str) -> bool:
+    """Whether a query may read the view ``annotations``."""
+    return re.search(r"\bannotations\b", query, re.IGNORECASE) is not None
+
+
+def _no_annotations() -> pl.DataFrame:
+    return pl.DataFrame(STORED.empty_table())
+
+
+def views(
+    trajectories: pl.LazyFrame, query: str = "", annotations: Callable[[], pl.DataFrame] = _no_annotations
+) -> dict[str, pl.LazyFrame]:
+    """The views by name, each read only when a query names it. The view ``tool_calls`` has the column ``args`` if
+    ``query`` names keys of it; ``annotations`` are those of what ``annotations`` gives that count."""
     calls = tool_calls(trajectories, keys_of(query))
-    return {"trajectories": trajectories, "steps": steps(trajectories), "tool_calls": calls}
+    given = annotations() if names_annotations(query) else _no_annotations()
+    return {
+        "trajectories": trajectories,
+        "steps": steps(trajectories),
+        "tool_calls": calls,
+        "annotations": current(given).lazy(),
+    }

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from agentrl.datastore.formats.annotations import Annotations, Said
     from agentrl.datastore.formats.imports import Imported
     from agentrl.datastore.search.experience import Demonstration
     from agentrl.flows.api.servers import ModelServer, View
@@ -52,8 +53,9 @@ class Store:
         return self.buffer.scan()
 
     def sql(self, query: str, *, at: "int | datetime | None" = None) -> "pl.DataFrame":
-        """Answer a query over ``trajectories``, ``steps`` and ``tool_calls``, in Polars' SQL dialect; ``at`` names a
-        version of the table by its number or time. Raises StoreError if the query is wrong."""
+        """Answer a query over ``trajectories``, ``steps``, ``tool_calls`` and ``annotations``, in Polars' SQL dialect;
+        ``at`` names a version of the table of trajectories by its number or time. Raises StoreError if the query is
+        wrong."""
         return self.buffer.sql(query, at)
 
     def row(self, trajectory_id: str) -> "Trajectory":
@@ -125,6 +127,29 @@ class Store:
         taken = split or ("train" if named(format).training else "all")
         condition = in_split(where, None if taken == "all" else taken)
         return export_rows(self.buffer, matching(self.buffer, condition), Path(path), format).as_dict()
+
+    # what people and judges say
+
+    def annotate(self, annotations: "Said | None" = None, /, **fields: Any) -> "Annotations":
+        """Say something of rows: one thing, ``annotate(trajectory_id=..., name="thumbs", value="up", author="ann")``,
+        several as a frame or as dicts, or those of a file (JSON Lines, CSV, Parquet). ``fields`` are those of
+        :class:`agentrl.schemas.annotation.Annotation`; beside a frame or a file they are for those that lack them. No
+        row is rewritten. Raises StoreError if one does not fit, and then nothing is written; lines of a file that do
+        not fit are set aside instead, as ``refused`` of what is returned says."""
+        from agentrl.datastore.formats.annotations import annotate_by_python
+
+        return annotate_by_python(self.buffer, annotations, fields)
+
+    @property
+    def annotations(self) -> "pl.DataFrame":
+        """The annotations that count: the newest of each author, name and target. ``annotation_log()`` has all."""
+        from agentrl.datastore.annotations.current import current
+
+        return current(self.annotation_log())
+
+    def annotation_log(self, version: int | None = None) -> "pl.DataFrame":
+        """All annotations that were ever given, oldest first; ``version`` is how many appends are taken."""
+        return self.buffer.annotations.frame(version)
 
     # choosing
 

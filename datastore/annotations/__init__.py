@@ -1,0 +1,1 @@
+"""Annotations of people and judges: a table beside the buffer, and what counts of it."""

@@ -33,7 +33,16 @@ from agentrl.datastore.formats import (
 from agentrl.datastore.formats.columns import batches
 from agentrl.datastore.formats.own import OWN_FORMAT, OwnFormat
 from agentrl.datastore.formats.parts import Cut, by_record
-from agentrl.datastore.formats.sessions import claude_code, claude_stream, codex, codex_exec, gemini_cli, opencode
+from agentrl.datastore.formats.sessions import (
+    claude_code,
+    claude_stream,
+    codex,
+    codex_exec,
+    gemini_cli,
+    langgraph,
+    openai_agents,
+    opencode,
+)
 from agentrl.datastore.formats.source import Row, Source
 from agentrl.datastore.formats.valid import Write, valid
 from agentrl.schemas.arrow import from_table
@@ -217,6 +226,8 @@ FORMATS: dict[str, Format] = {
     "codex-exec": Format(ByRecord(codex_exec.fits), codex_exec.read),
     "opencode": Format(ByRecord(opencode.fits), opencode.read),
     "gemini-cli": Format(ByRecord(gemini_cli.fits), gemini_cli.read),
+    "openai-agents": Format(openai_agents.fits, openai_agents.read, reads=("sqlite",)),
+    "langgraph": Format(langgraph.fits, langgraph.read, reads=("sqlite",)),
     "inspect": Format(inspect_logs.fits, inspect_logs.read, cut=inspect_logs.cut, reads=(*RECORDS, "zip")),
     "otel": Format(ByRecord(otel.fits, (*RECORDS, "csv")), otel.read, cut=otel.cut, reads=(*RECORDS, "csv")),
     "alpaca": Format(ByRecord(alpaca.fits), alpaca.read, cut=by_record),

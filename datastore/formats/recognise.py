@@ -12,7 +12,10 @@ from agentrl.datastore.formats.own import OwnFormat
 from agentrl.datastore.formats.parts import by_record
 from agentrl.datastore.formats.source import Row, Source
 
-SUFFIXES = frozenset({".json", ".jsonl", ".ndjson", ".traj", ".parquet", ".eval", ".csv", ".tsv", ".gz", ".zst"})
+SUFFIXES = frozenset(
+    {".json", ".jsonl", ".ndjson", ".traj", ".parquet", ".eval", ".csv", ".tsv", ".gz", ".zst"}
+    | {".db", ".sqlite", ".sqlite3"}
+)
 """Files of a folder that are looked at."""
 
 
@@ -122,7 +125,7 @@ def _description(source: Source) -> str:
         return what + ", ".join(map(str, list(head)[:12])) + known
     if isinstance(head, list):
         return f"{kind} of lists"
-    if head is None and source.kind not in ("empty", "folder", "zip"):
+    if head is None and source.kind not in ("empty", "folder", "zip", "sqlite"):
         return f"text that is not {kind} ({source.headless})" if source.headless else f"text that is not {kind}"
     return kind
 
@@ -136,6 +139,7 @@ _KINDS = {
     "empty": "empty",
     "folder": "a folder",
     "zip": "a ZIP archive",
+    "sqlite": "an SQLite database",
 }
 _LOOKS = {
     frozenset({"messages_display"}): "these are tau-bench's few-shot texts, without messages: import its results",

@@ -1,8 +1,8 @@
 """Reading files: the kind of a file, its records one at a time, and the place of each record.
 
-A file is JSON Lines, a JSON array, one JSON document, CSV, Parquet, or a ZIP archive; text may be compressed by gzip or
-Zstandard and begin with a byte order mark. Memory holds one record, and of a JSON array or a long list inside a
-document one element.
+A file is JSON Lines, a JSON array, one JSON document, CSV, Parquet, a ZIP archive, or an SQLite database; text may be
+compressed by gzip or Zstandard and begin with a byte order mark. Memory holds one record, and of a JSON array or a long
+list inside a document one element.
 """
 
 import codecs
@@ -29,6 +29,7 @@ from agentrl.datastore.formats.raw import (
     compression,
     open_bytes,
 )
+from agentrl.datastore.formats.sqlite import MAGIC, content_of
 from agentrl.datastore.formats.stream import (
     CHUNK,
     Chars,
@@ -47,7 +48,7 @@ from agentrl.datastore.formats.tabular import csv_records, parquet_content, parq
 Row: TypeAlias = dict[str, Any]
 """Fields of a trajectory, as a reader finds them; messages, calls and components are dicts too."""
 
-Kind = Literal["lines", "array", "document", "csv", "parquet", "zip", "folder", "empty"]
+Kind = Literal["lines", "array", "document", "csv", "parquet", "zip", "sqlite", "folder", "empty"]
 
 SAMPLE_RECORDS = 64
 
@@ -116,6 +117,8 @@ class Source:
             raise StoreError(f"{self.name} cannot be read: {error}") from None
         if start[:4] in (b"PAR1", b"PK\x03\x04"):
             return "parquet" if start[:4] == b"PAR1" else "zip"
+        if start.startswith(MAGIC):
+            return "sqlite"
         text = start.decode("utf-8-sig", "replace").lstrip()  # bytes that are no UTF-8 are refused where they stand
         whole = len(start) < BUFFER
         if self.compressed or not (text or whole):
@@ -173,11 +176,13 @@ class Source:
         return compression(self.path) is not None
 
     def digest(self) -> str:
-        """Digest of the content: of text whatever its compression, of Parquet its rows, of a folder its files."""
+        """Digest of the content: of text whatever its compression, of tables their rows, of a folder its files."""
         from agentrl.datastore.storage.digest import digest
 
         if self.kind == "parquet":
             return parquet_content(self)
+        if self.kind == "sqlite":
+            return content_of(self.path, self.name, self.limit)
         if self.kind in ("folder", "zip"):
             return digest(self.path)
         total = hashlib.blake2b(digest_size=16)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from agentrl.environments.base import Step as Step
     from agentrl.environments.tools import ToolError as ToolError
     from agentrl.environments.tools import tool as tool
+    from agentrl.flows.api.comparison import compare as compare
+    from agentrl.flows.api.cuts import Cut as Cut
+    from agentrl.flows.api.cuts import cut as cut
     from agentrl.flows.api.pipeline import Pipeline as Pipeline
     from agentrl.flows.api.pipeline import load as load
     from agentrl.flows.api.run import RunResult as RunResult
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
     from agentrl.flows.api.servers import ModelServer as ModelServer
     from agentrl.flows.api.servers import View as View
     from agentrl.flows.api.store import Store as Store
-    from agentrl.flows.api.store import compare as compare
     from agentrl.flows.run import CannotRunError as CannotRunError
     from agentrl.pipelines.file.problems import SpecError as SpecError
     from agentrl.pipelines.handles import Model as Model
@@ -65,10 +67,12 @@ _HOMES = {
     "engines.base": ("EngineError",),
     "environments.base": ("Environment", "Episode", "Observation", "Score", "Step"),
     "environments.tools": ("ToolError", "tool"),
+    "flows.api.comparison": ("compare",),
+    "flows.api.cuts": ("Cut", "cut"),
     "flows.api.pipeline": ("Pipeline", "load"),
     "flows.api.run": ("RunResult", "StageResult"),
     "flows.api.servers": ("ModelServer", "View"),
-    "flows.api.store": ("Store", "compare"),
+    "flows.api.store": ("Store",),
     "flows.run": ("CannotRunError",),
     "pipelines.file.problems": ("SpecError",),
     "pipelines.handles": ("Model", "Pairs", "Report", "Scores", "Table", "Tasks", "Trajectories"),

@@ -4,7 +4,7 @@ Files are compressed Parquet with small row groups, so that one trajectory is re
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime
 from functools import cached_property
@@ -105,8 +105,6 @@ class TrajectoryBuffer:
                 return is_appended(table.transaction_version(transaction(fingerprint, shard)))
         except NoBufferError:
             return False
-
-    # writing
 
     def append(
         self,
@@ -368,16 +366,18 @@ class TrajectoryBuffer:
         return self.get_many([trajectory_id])[0]
 
     def digest(self, ids: Ids) -> str:
-        """Content digest of these rows, in this order. It does not depend on the files that hold them, on the time, or
-        on the run. An id counts without the fingerprint in it, so that equal rows of two attempts have equal
-        digests."""
+        """Content digest of these rows, in this order, whatever files hold them, and whenever and by which run they
+        were made: an id counts without the fingerprint in it, so that equal rows of two attempts have equal digests."""
+        return combined(self.digests(ids))
+
+    def digests(self, ids: Ids) -> Iterator[pa.ChunkedArray]:
+        """The content digest of each of these rows, 16 bytes, in this order, a bounded number of rows at a time."""
         with self._table.following() as table:
             stored = schema_version(table) == TRAJECTORY_VERSION
         names, size = id_array(ids), DIGEST_ROWS if stored else 2 * BATCH_ROWS
-        parts = (names.slice(start, size) for start in range(0, len(names), size))
-        if stored:
-            return combined(self._read(part, [CONTENT])[CONTENT] for part in parts)
-        return combined(contents(self._read(part, TRAJECTORY_SCHEMA.names)) for part in parts)
+        for part in (names.slice(start, size) for start in range(0, len(names), size)):
+            rows = self._read(part, [CONTENT] if stored else TRAJECTORY_SCHEMA.names)
+            yield rows[CONTENT] if stored else contents(rows)
 
 
 def _known(columns: Sequence[str] | None) -> list[str]:

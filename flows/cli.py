@@ -19,6 +19,7 @@ from agentrl.flows.commands import (
     buffer_exchange,
     buffer_read,
     compare,
+    cut,
     dialect,
     doctor,
     generate,
@@ -70,6 +71,7 @@ for _module in (pipelines, init, artifacts, compare, dialect, doctor, generate, 
 for _module in (buffer_read, buffer_choose, buffer_exchange, buffer):
     _buffer.add_typer(_module.app)
 app.add_typer(_buffer, name="buffer")
+app.add_typer(cut.app, name="cut")
 app.add_typer(view.app, name="view")
 app.add_typer(recordings.app, name="recordings")
 

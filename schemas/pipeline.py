@@ -42,8 +42,8 @@ class StageSpec(_Strict):
     uses: str = Field(description="A stage of the library (train.sft) or of yours (my_project.stages:score)")
     inputs: dict[str, Edges] = Field(
         {},
-        description="Edges: input -> stage, stage.output or STAGE/FINGERPRINT of an artifact of the store; a list or a "
-        "pattern (star-*) if the input takes several",
+        description="Edges: input -> stage, stage.output or STAGE/FINGERPRINT of an artifact of the store (of a cut "
+        "NAME/newest too); a list or a pattern (star-*) if the input takes several",
     )
     with_: dict[str, Any] = Field({}, alias="with", description="Config of the stage, checked by its own model")
     seed: int | None = Field(None, description="Seed of this stage; None takes the pipeline's")

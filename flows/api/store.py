@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agentrl.datastore.formats.annotations import Annotations, Said
     from agentrl.datastore.formats.imports import Imported
     from agentrl.datastore.search.experience import Demonstration
+    from agentrl.flows.api.cuts import Cut
     from agentrl.flows.api.servers import ModelServer, View
     from agentrl.pipelines.replay import Replayed
     from agentrl.pipelines.results.compare import Comparison
@@ -168,9 +169,10 @@ class Store:
 
         Raises StoreError if a rule is wrong.
         """
-        from agentrl.flows.commands._selections import checked_rules, rules_of
+        from agentrl.datastore.curation.rules import Rules
+        from agentrl.flows.commands._selections import read_rules
 
-        chosen = rules_of(Path(rules)) if isinstance(rules, str | os.PathLike) else checked_rules(rules, "rules")
+        chosen = read_rules(rules, Rules)
         config = {"where": where, "split": split, **chosen.model_dump(mode="json", exclude={"seed"})}
         return self._published(name, config, chosen.seed, progress)
 
@@ -183,6 +185,24 @@ class Store:
     ) -> StageResult:
         """Draw ``n`` training rows into a selection; see ``docs/reference/buffer.md`` for the strategies."""
         return self._published(name, {"split": split, "draw": {"n": n, "strategy": strategy}}, seed)
+
+    def cut(self, name: str, rules: Any = None, **options: Any) -> "Cut":
+        """Cut rows as a data set to give to others, or open the cut of this name; see :func:`agentrl.cut`."""
+        from agentrl.flows.api.cuts import cut
+
+        return cut(name, rules, store=self, **options)
+
+    def cuts(self) -> "pl.DataFrame":
+        """The cuts of this store, newest first under each name: ``cut``, ``rows``, ``sha256``, ``made``, ``by``."""
+        from agentrl.flows.api.cuts import cuts
+
+        return cuts(self.path)
+
+    def import_cut(self, path: str | os.PathLike[str], name: str | None = None, *, progress: bool = True) -> "Cut":
+        """Take a cut that another store exported (as ``parquet``), after every file and row was compared with it."""
+        from agentrl.flows.api.cuts import import_cut
+
+        return import_cut(self.path, path, name, progress)
 
     def _published(self, name: str, config: dict[str, Any], seed: int = 0, progress: bool = False) -> StageResult:
         from agentrl.flows.commands._selections import publish
@@ -354,25 +374,6 @@ class Store:
         frame.block([("font-weight:600", repr(self))], "")
         frame.add(displays.table(rows, ["of", "count"]))
         return frame.done()
-
-
-def compare(
-    *results: "str | StageResult", store: "Store | str | os.PathLike[str] | None" = None, greedy: bool = False
-) -> "Comparison":
-    """Evaluations, rollouts or models that were evaluated, side by side: success with intervals, paired differences to
-    the first, and what each gained over the control for sharpening. ``results`` are results of stages
-    (``run.stage("evaluation")``), or names in ``store``, which is theirs or ``store`` in the working directory if none
-    is given.
-
-    Raises LookupError if a name is unknown, and ValueError if results are of several stores.
-    """
-    stores = {result.catalog.storage.uri for result in results if isinstance(result, StageResult)}
-    if store is not None:
-        stores.add((store if isinstance(store, Store) else Store(store)).catalog.storage.uri)
-    if len(stores) > 1:
-        raise ValueError(f"results of several stores cannot be compared: {', '.join(sorted(stores))}")
-    names = [r if isinstance(r, str) else f"{r.name}/{r.fingerprint}" for r in results]
-    return Store(next(iter(stores), "store")).compare(*names, greedy=greedy)
 
 
 def _shown(what: str, progress: bool) -> "AbstractContextManager[Callable[..., None]]":

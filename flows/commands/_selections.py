@@ -1,7 +1,10 @@
 """Selections on the command line: which rows a command works on, and publishing what it chose as a stage does."""
 
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
 
 from agentrl.flows.options import Rows
 
@@ -10,10 +13,12 @@ if TYPE_CHECKING:
 
     from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.datastore.buffer import TrajectoryBuffer
-    from agentrl.datastore.curation.rules import Rules
     from agentrl.pipelines.run.execute import Outcome
     from agentrl.pipelines.stage import Progress
     from agentrl.schemas.manifest import InputRecord, Manifest
+
+R = TypeVar("R", bound=BaseModel)
+"""Content of a file of rules."""
 
 SELECT = "trajectories.select"
 """The stage that commands publish selections by."""
@@ -75,9 +80,9 @@ def record_of(catalog: "Catalog", text: str) -> "InputRecord":
     return InputRecord(stage=manifest.ingredients.stage, output=outputs[0], fingerprint=manifest.fingerprint)
 
 
-def saved_before(store: str, name: str) -> "list[Manifest]":
-    """What commands saved as selections of this name, newest first. Raises StoreError if the name stands for something
-    else, which it would hide, or cannot be one."""
+def saved_before(store: str, name: str, uses: str = SELECT) -> "list[Manifest]":
+    """What commands saved by the stage ``uses`` under this name, newest first. Raises StoreError if the name stands for
+    something else, which it would hide, or cannot be one."""
     from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.datastore.errors import StoreError
     from agentrl.pipelines.results.gc import BY_COMMAND
@@ -89,7 +94,7 @@ def saved_before(store: str, name: str) -> "list[Manifest]":
         raise StoreError(f"{name!r} is a tag already; choose another name")
     manifests = catalog.manifests(name)
     if others := [
-        manifest for manifest in manifests if manifest.run_id != BY_COMMAND or manifest.ingredients.uses != SELECT
+        manifest for manifest in manifests if manifest.run_id != BY_COMMAND or manifest.ingredients.uses != uses
     ]:
         raise StoreError(f"{name!r} is the name of a stage ({others[0].ingredients.uses}); choose another name")
     return manifests
@@ -109,10 +114,16 @@ def _misnamed(name: str, option: str) -> str:
 
 
 def publish(
-    rows: Rows, name: str, config: dict[str, Any], seed: int, source: Path, progress: "Progress | None" = None
+    rows: Rows,
+    name: str,
+    config: dict[str, Any],
+    seed: int,
+    source: Path,
+    progress: "Progress | None" = None,
+    uses: str = SELECT,
 ) -> "Outcome":
-    """Run ``trajectories.select`` as a stage called ``name``, in this process, with a fingerprint, the stage's lock and
-    a manifest. If the same selection is published already, it is returned. gc keeps what commands published.
+    """Run ``uses`` as a stage called ``name``, in this process, with a fingerprint, the stage's lock and a manifest. If
+    the same is published already, it is returned. gc keeps what commands published.
 
     Raises StoreError if the config or the name is wrong, and whatever the stage raises.
     """
@@ -132,7 +143,7 @@ def publish(
 
     if problem := _misnamed(name, "--name"):
         raise StoreError(problem)
-    stage = library.resolve(SELECT)
+    stage = library.resolve(uses)
     try:
         checked = stage.config.model_validate(config)
     except ValidationError as error:
@@ -172,8 +183,13 @@ def _output(manifest: "Manifest", rows: Rows, output: str) -> "pa.Table":
     return pq.read_table(open_output(record, Catalog(rows.store), TrajectoryBuffer(rows.store)).path)
 
 
-def rules_of(path: Path) -> "Rules":
-    """The rules of a YAML file. Raises StoreError with all that is wrong with it."""
+def read_rules(rules: Any, kind: type[R]) -> R:
+    """The rules of a YAML file, or of what one holds. Raises StoreError with all that is wrong with it."""
+    return rules_of(Path(rules), kind) if isinstance(rules, str | PathLike) else checked_rules(rules, "rules", kind)
+
+
+def rules_of(path: Path, kind: type[R]) -> R:
+    """The rules of a YAML file, of this ``kind``. Raises StoreError with all that is wrong with it."""
     from agentrl.datastore.errors import StoreError
     from agentrl.pipelines.file import library, yaml_text
 
@@ -188,18 +204,17 @@ def rules_of(path: Path) -> "Rules":
         raise StoreError(
             f"{path} does not hold rules:\n" + "\n".join(f"  line {mistake.line}: {mistake}" for mistake in wrong)
         )
-    return checked_rules(content, str(path))
+    return checked_rules(content, str(path), kind)
 
 
-def checked_rules(content: Any, source: str) -> "Rules":
+def checked_rules(content: Any, source: str, kind: type[R]) -> R:
     """A list of rules, or a mapping with ``rules`` and settings. Raises StoreError with all that is wrong with it."""
     from pydantic import ValidationError
 
-    from agentrl.datastore.curation.rules import Rules
     from agentrl.datastore.errors import StoreError
 
     try:
-        return Rules.model_validate({"rules": content} if isinstance(content, list) else content)
+        return kind.model_validate({"rules": content} if isinstance(content, list) else content)
     except ValidationError as error:
         lines = [f"  {'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()]
         raise StoreError(f"{source} does not hold rules:\n" + "\n".join(lines)) from None

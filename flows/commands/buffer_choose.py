@@ -151,9 +151,10 @@ def curate(
 ) -> None:
     """Narrow trajectories by rules to a selection, and print the funnel. Rows are of the train split unless --split
     says otherwise."""
+    from agentrl.datastore.curation.rules import Rules
     from agentrl.flows.commands._selections import funnel_of, rules_of
 
-    chosen = rules_of(file)
+    chosen = rules_of(file, Rules)
     fingerprint = None
     if dry_run:
         count, funnel = _tried(rows, chosen)

@@ -31,12 +31,12 @@ from agentrl.schemas.installation import missing as absent
 from agentrl.schemas.manifest import Kind
 from agentrl.schemas.pipeline import Execution, PipelineSpec
 
-_STORED = re.compile(r"([A-Za-z][^/\\]*/[0-9a-f]{8,32})(?:\.(\w+))?")
+_STORED = re.compile(r"([A-Za-z][^/\\]*/(?:[0-9a-f]{8,32}|newest))(?:\.(\w+))?")
 
 
 class Edge(NamedTuple):
-    """An output of a stage of the pipeline, or of an artifact of the store: then ``stage`` is STAGE/FINGERPRINT, and an
-    empty ``output`` is the only one of the wanted kind."""
+    """An output of a stage of the pipeline, or of an artifact of the store: then ``stage`` is STAGE/FINGERPRINT, or
+    NAME/newest for a cut, and an empty ``output`` is the only one of the wanted kind."""
 
     stage: str
     output: str
@@ -301,7 +301,7 @@ def _edge(name: str, output: str | None, kind: Kind, stages: Mapping[str, Stage]
         if match is None:
             raise LookupError(
                 f"{name!r} names no artifact: write STAGE/FINGERPRINT, with at least eight digits of the fingerprint, "
-                "as `agentrl status` and `agentrl buffer select` print it"
+                "or newest for a cut, as `agentrl status` and `agentrl buffer select` print it"
             )
         return Edge(match[1], match[2] or "")
     outputs = stages[name].outputs

@@ -17,6 +17,7 @@ from agentrl.pipelines.plan.code import CodeGraph, Sources
 from agentrl.pipelines.plan.fingerprint import Fingerprinter, UnhashableError, fingerprint
 from agentrl.pipelines.plan.proved import unspeakable
 from agentrl.pipelines.secrets import shown_setting
+from agentrl.schemas.cut import IMPORT_CUT, MAKE_CUT, NEWEST
 from agentrl.schemas.manifest import Ingredients, InputRecord, Kind, Manifest
 
 if TYPE_CHECKING:
@@ -213,8 +214,8 @@ def _records(node: Node, plan: Plan, catalog: Catalog) -> dict[str, list[InputRe
 def _stored(edge: Edge, name: str, kind: Kind, catalog: Catalog) -> InputRecord:
     """An output of an artifact that the store has. Raises LookupError if it has none of this kind."""
     stage, _, beginning = edge.stage.partition("/")
-    every = catalog.manifests(stage)
-    matches = [manifest for manifest in every if manifest.fingerprint.startswith(beginning)]
+    every = _newest_cut(stage, name, catalog) if beginning == NEWEST else catalog.manifests(stage)
+    matches = [manifest for manifest in every if beginning == NEWEST or manifest.fingerprint.startswith(beginning)]
     if len(matches) != 1:
         known = ", ".join(match.fingerprint[:12] for match in matches or every[:5])
         what = "is the beginning of several" if matches else "is not in the store"
@@ -226,6 +227,16 @@ def _stored(edge: Edge, name: str, kind: Kind, catalog: Catalog) -> InputRecord:
         raise LookupError(f"{name}: the input takes one output of kind {kind}, not {edge}; the artifact has: {listed}")
     digest = manifest.outputs[fitting[0]].digest
     return InputRecord(stage=stage, output=fitting[0], fingerprint=manifest.fingerprint, digest=digest)
+
+
+def _newest_cut(cut: str, name: str, catalog: Catalog) -> list[Manifest]:
+    """The newest cut of a name. Raises LookupError if there is none."""
+    cuts = (MAKE_CUT, IMPORT_CUT)
+    if newest := [manifest for manifest in catalog.manifests(cut) if manifest.ingredients.uses in cuts][:1]:
+        return newest
+    known = sorted({manifest.ingredients.stage for manifest in catalog.all() if manifest.ingredients.uses in cuts})
+    hint = did_you_mean(cut, known) or f"; cuts: {', '.join(known) or 'none'}"
+    raise LookupError(f"{name}: there is no cut {cut!r} in the store{hint}")
 
 
 def _record(edge: Edge, plan: Plan) -> InputRecord:

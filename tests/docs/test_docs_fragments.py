@@ -20,6 +20,7 @@ from agentrl.datastore.curation.rules import Rule
 from agentrl.environments import ENVIRONMENT
 from agentrl.pipelines.file.library import builtin_stages, resolve
 from agentrl.pipelines.file.load import load
+from agentrl.pipelines.stages.cut import CutTerms
 from agentrl.rewards import Rewards
 from agentrl.schemas.pipeline import Execution, Profile, StageSpec
 
@@ -79,6 +80,8 @@ def check(value: Mapping[str, Any], block: Block) -> None:
             TypeAdapter(Rewards).validate_python(item)
         elif key == "rules":
             TypeAdapter(list[Rule]).validate_python(item)
+        elif key in CutTerms.model_fields:
+            CutTerms.model_validate({key: item})
         elif key == "execution":
             Execution.model_validate(item)
         elif key == "profiles":

@@ -38,10 +38,12 @@ def test_every_command_has_json_and_a_help_of_one_sentence_or_more() -> None:
 
 
 OF_ANOTHER_KIND = {
-    "--force": ["view export", "buffer export"],  # a file is replaced, no stage run again
+    "--force": ["view export", "buffer export", "cut export"],  # a file is replaced, no stage run again
     "--set": ["replay"],
     "--split": ["buffer import"],
-    "--format": ["buffer export"],
+    "--format": ["buffer export", "cut export"],
+    "--from": ["cut make"],  # a selection, no stage
+    "--name": ["cut import"],
     "--text": ["buffer index"],  # which index, no words to find
 }
 """Commands in which an option means something else than in the others that have it, and says so."""
@@ -149,6 +151,12 @@ OF_A_STORE = {
     "buffer tokenizer": ["buffer", "tokenizer", "model"],
     "buffer import": ["buffer", "import", "chat.jsonl"],
     "buffer export": ["buffer", "export", "out.jsonl", "-f", "openai-chat"],
+    "cut make": ["cut", "make", "gold", "--rules", "rules.yaml"],
+    "cut show": ["cut", "show", "gold"],
+    "cut verify": ["cut", "verify", "gold"],
+    "cut diff": ["cut", "diff", "gold", "silver"],
+    "cut export": ["cut", "export", "gold", "out"],
+    "cut import": ["cut", "import", "out", "--name", "gold"],
     "buffer forget": ["buffer", "forget", "0123456789abcdef"],
 }
 """How to call commands that need arguments."""

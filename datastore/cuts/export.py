@@ -1,0 +1,113 @@
+"""Exporting a cut: a folder with its rows in any format, the cut itself, tasks, tokenizers, a card, and checksums."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from agentrl.datastore.artifacts import tokenizers
+from agentrl.datastore.cuts.card import card
+from agentrl.datastore.cuts.folder import BATCH_ROWS, CutFolder
+from agentrl.datastore.cuts.make import sha256
+from agentrl.datastore.cuts.verify import CHECKSUMS, CUT, DATA, verify
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats import named
+from agentrl.datastore.formats.exports import export_rows, losses
+from agentrl.datastore.formats.files import replaced
+
+if TYPE_CHECKING:
+    from agentrl.datastore.buffer import TrajectoryBuffer
+
+EXACT = "parquet"
+"""The format that holds rows as they are: all columns, as the buffer has them. :func:`import_cut` takes it."""
+
+TASKS, TOKENIZERS = "tasks.parquet", "tokenizers"
+SHARD_ROWS = 64 * BATCH_ROWS
+LOADED = (".jsonl", ".json", ".parquet")
+"""Files that the hub loads as a table."""
+
+
+@dataclass
+class ExportedCut:
+    """What an export of a cut wrote. ``loses`` counts the rows that have something the format cannot hold."""
+
+    path: str
+    format: str
+    rows: int
+    records: int
+    identity: str
+    loses: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def export_cut(
+    buffer: "TrajectoryBuffer", cut: CutFolder, name: str, path: Path, format: str = EXACT, *, force: bool = False
+) -> ExportedCut:
+    """Write a cut to a folder, which appears whole or not at all.
+
+    Raises StoreError if the folder is there already (``force`` replaces it), if a row is not what the cut says, if the
+    format is only read, or if no row gives a record.
+    """
+    if format != EXACT:
+        named(format)
+    if not cut.manifest.rows:
+        raise StoreError(f"cut {name} has no rows to export")
+    if path.exists() and not force:
+        raise StoreError(f"{path} is there already; --force replaces it")
+    checked = verify(buffer, cut)
+    if not checked.ok:
+        raise StoreError(f"cut {name} is not what it was, and was not exported: {'; '.join(checked.problems())}")
+    ids = cut.ids()
+    exported = ExportedCut(str(path), format, len(ids), len(ids), cut.identity)
+    pattern: str | None = f"{DATA}/*.parquet"
+    with replaced(path, force) as working:
+        (working / DATA).mkdir(parents=True)
+        if format == EXACT:
+            _write_exact(buffer, ids, working / DATA)
+        else:
+            suffix = named(format).suffix
+            data = export_rows(buffer, ids, working / DATA / f"rows{suffix}", format)
+            exported.records, exported.loses = data.records, losses(buffer, ids, format)
+            pattern = f"{DATA}/rows{suffix}" if suffix in LOADED else None
+        shutil.copytree(cut.path, working / CUT)
+        _write_beside(buffer, ids, working)
+        text = card(name, cut.manifest, cut.identity, format, pattern, exported.records, exported.loses)
+        (working / "README.md").write_text(text, encoding="utf-8")
+        files = sorted(file.relative_to(working).as_posix() for file in working.rglob("*") if file.is_file())
+        lines = [f"{sha256(working / file)}  {file}\n" for file in files]
+        (working / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+    return exported
+
+
+def _write_exact(buffer: "TrajectoryBuffer", ids: pa.Array, folder: Path) -> None:
+    for number, start in enumerate(range(0, len(ids), SHARD_ROWS)):
+        writer: pq.ParquetWriter | None = None
+        for rows in _tables(buffer, ids.slice(start, SHARD_ROWS)):
+            writer = writer or pq.ParquetWriter(folder / f"rows-{number:05d}.parquet", rows.schema, compression="zstd")
+            writer.write_table(rows)
+        assert writer is not None
+        writer.close()
+
+
+def _tables(buffer: "TrajectoryBuffer", ids: pa.Array) -> Iterator[pa.Table]:
+    return (buffer.read(ids.slice(start, BATCH_ROWS)) for start in range(0, len(ids), BATCH_ROWS))
+
+
+def _write_beside(buffer: "TrajectoryBuffer", ids: pa.Array, folder: Path) -> None:
+    """Write what rows need to be scored and read again: their tasks, and the tokenizers of their tokens."""
+    named_ones = [buffer.read(ids, [name])[name] for name in ("task_id", "tokenizer")]
+    tasks, fingerprints = (pc.unique(column).to_pylist() for column in named_ones)
+    stored = buffer.tasks(tasks)
+    if len(stored):
+        pq.write_table(stored.sort_by("task_id"), folder / TASKS, compression="zstd")
+    for fingerprint in sorted(filter(None, fingerprints)):
+        if (text := tokenizers.kept(buffer.storage, fingerprint)) is not None:
+            (folder / TOKENIZERS).mkdir(exist_ok=True)
+            (folder / TOKENIZERS / f"{fingerprint}.json").write_bytes(text)

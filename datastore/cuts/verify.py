@@ -1,0 +1,132 @@
+"""Verifying a cut: every file and every row against the digests that its manifest vouches for. Digests are computed
+anew from the content; what the store remembers of a row is not trusted."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from agentrl.datastore.cuts.folder import BATCH_ROWS, CutFolder
+from agentrl.datastore.cuts.make import sha256
+from agentrl.datastore.errors import StoreError, UnknownTrajectoryError
+from agentrl.datastore.table.older_schemas import upgrade
+from agentrl.datastore.table.row_digests import contents
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
+
+if TYPE_CHECKING:
+    from agentrl.datastore.buffer import TrajectoryBuffer
+
+CUT, DATA, CHECKSUMS = "cut", "data", "checksums.txt"
+"""What an exported cut consists of: the cut itself, its rows, and the SHA-256 of every file as ``sha256sum`` writes
+them."""
+
+
+@dataclass
+class CutCheck:
+    """What is wrong with a cut: ids of rows that are ``missing`` or whose content ``changed``, and ``files`` that are
+    not as they were written. ``rows`` were compared; an export in a format that loses something compares none."""
+
+    identity: str
+    rows: int = 0
+    missing: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not (self.missing or self.changed or self.files)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"ok": self.ok}
+
+    def problems(self) -> list[str]:
+        """A line for each kind of fault, with the first of them."""
+        return [
+            f"{len(names)} {what}: {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}"
+            for what, names in (
+                ("rows are missing", self.missing),
+                ("rows have other content", self.changed),
+                ("files are not as they were written", self.files),
+            )
+            if names
+        ]
+
+
+def verify(buffer: "TrajectoryBuffer", cut: CutFolder, progress: Callable[[int, int], None] | None = None) -> CutCheck:
+    """Compare every row of the newest version of the table with a cut."""
+    checked = CutCheck(cut.identity, files=cut.damaged())
+    if checked.files:
+        return checked
+    for batch in cut.batches():
+        _compare(checked, batch, _stored(buffer, batch.column("trajectory_id")))
+        if progress:
+            progress(checked.rows, cut.manifest.rows)
+    return checked
+
+
+def _stored(buffer: "TrajectoryBuffer", ids: pa.Array) -> pa.Table:
+    """Those of these rows that are there."""
+    try:
+        return buffer.read(ids)
+    except UnknownTrajectoryError as error:
+        return buffer.read(ids.filter(pc.invert(pc.is_in(ids, value_set=pa.array(error.missing, pa.string())))))
+
+
+def _compare(checked: CutCheck, batch: pa.RecordBatch, rows: pa.Table) -> None:
+    ids, digests = batch.column("trajectory_id"), batch.column("digest")
+    positions = pc.index_in(ids, value_set=rows["trajectory_id"].combine_chunks())
+    checked.missing += ids.filter(positions.is_null()).to_pylist()
+    now = contents(rows).combine_chunks().take(positions)
+    checked.changed += ids.filter(pc.fill_null(pc.not_equal(now, digests), False)).to_pylist()
+    checked.rows += len(ids)
+
+
+def exported_cut(folder: Path) -> CutFolder:
+    """The cut of a folder that an export wrote. Raises StoreError if it is none."""
+    if not (folder / CUT).is_dir():
+        raise StoreError(f"{folder} is no exported cut: it has no folder {CUT}; `agentrl cut export` writes one")
+    return CutFolder(folder / CUT)
+
+
+def verify_export(folder: Path) -> CutCheck:
+    """Compare every file of an exported cut with its checksums and, if it holds rows as they are, every row with the
+    cut."""
+    cut = exported_cut(folder)
+    checked = CutCheck(cut.identity, files=[f"{CUT}/{name}" for name in cut.damaged()] + _unlike(folder))
+    if checked.files or not is_exact(folder):
+        return checked
+    rows, held = rows_of(folder), TRAJECTORY_SCHEMA.empty_table()
+    for batch in cut.batches():
+        while len(held) < len(batch) and (more := next(rows, None)) is not None:
+            held = pa.concat_tables([held, more])
+        _compare(checked, batch, held.slice(0, len(batch)))
+        held = held.slice(len(batch))
+    return checked
+
+
+def rows_of(folder: Path) -> Iterator[pa.Table]:
+    """The rows of an exported cut, in its order, a bounded number at a time."""
+    for path in sorted((folder / DATA).glob("*.parquet")):
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+                yield upgrade(pa.Table.from_batches([batch]))
+
+
+def is_exact(folder: Path) -> bool:
+    """Whether an exported cut holds the rows as they are, so that another store can take them."""
+    paths = sorted((folder / DATA).glob("*.parquet"))
+    return bool(paths) and set(pq.read_schema(paths[0]).names) >= {"trajectory_id", "messages", "action_mask"}
+
+
+def _unlike(folder: Path) -> list[str]:
+    """Files that are not what the checksums say, or are not there, or of which they say nothing."""
+    listed = (folder / CHECKSUMS).read_text(encoding="utf-8") if (folder / CHECKSUMS).is_file() else ""
+    known = {name: digest for digest, _, name in (line.partition("  ") for line in listed.splitlines())}
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    hidden = {name for name in files if name == CHECKSUMS or name.startswith(".")}
+    wrong = [name for name, digest in known.items() if name not in files or sha256(files[name]) != digest]
+    return sorted({*wrong, *(files.keys() - known.keys() - hidden)})

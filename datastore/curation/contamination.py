@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from agentrl.datastore.curation.text import ngrams, words
+from agentrl.datastore.curation.shingles import ngrams, words
 
 
 class HeldOut:

@@ -1,24 +1,25 @@
 """Applying the rules. Every rule takes the rows that are left and says which of them stay; heavy columns are read only
 by the rules that look at them, for the rows that are left by then."""
 
-import hashlib
 import re
-import warnings
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from agentrl.datastore.curation import divided
 from agentrl.datastore.curation import rules as r
-from agentrl.datastore.curation.calls import Declared, Verdict
 from agentrl.datastore.curation.conditions import tasks_of
-from agentrl.datastore.curation.contamination import HeldOut
-from agentrl.datastore.curation.duplicates import near_duplicates
-from agentrl.datastore.curation.text import Part, first_question, part_text, tool_vectors, units
+from agentrl.datastore.curation.division import Divide, Division
+from agentrl.datastore.curation.kept import kept_folder
+from agentrl.datastore.curation.text import Part, part_text, tool_vectors
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read import sql
 from agentrl.datastore.read.lookup import Ids, id_array
@@ -26,7 +27,8 @@ from agentrl.datastore.read.matches import Find
 from agentrl.datastore.read.ranking import RANK
 from agentrl.datastore.read.scores import rescored
 from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, pretrained
-from agentrl.datastore.table.writer import SCALARS
+from agentrl.datastore.storage.delta_paths import data_files
+from agentrl.datastore.table.writer import FOLDER, SCALARS
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
@@ -63,6 +65,7 @@ class Work:
     embedder_name: str
     heldout: list[str]
     version: int
+    division: Division
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -96,6 +99,9 @@ class Work:
         return pl.DataFrame(self.buffer.read(rows["trajectory_id"].to_list(), list(names)))
 
 
+_ALONE = Divide()
+
+
 def _forget(rule: str, ids: pa.Array) -> None:
     pass
 
@@ -116,11 +122,13 @@ def curate(
     scores: pa.Table | None = None,
     on_dropped: Callable[[str, pa.Array], None] = _forget,
     progress: Callable[[int, int], None] = _untold,
+    divide: Divide = _ALONE,
 ) -> Curated:
     """Narrow rows (default: the whole buffer) by rules. ``heldout`` holds prompts of held-out tasks, for
     decontamination. The same buffer version (None: the newest), rules and seed give the same selection. ``scores`` of
     one scorer take the place of the rows' rewards. ``on_dropped`` is called after each rule that dropped rows, with its
-    name in the funnel and their ids, sorted; ``progress`` after each, with how many are done and of how many."""
+    name in the funnel and their ids, sorted; ``progress`` after each, with how many are done and of how many.
+    ``divide`` says how rules that read text are divided, which changes nothing of what they drop."""
 
     def read(version: int) -> tuple[int, pl.DataFrame]:
         rows = rescored(buffer.scan(version), scores)
@@ -130,13 +138,35 @@ def curate(
 
     version, rows = buffer.newest(read) if version is None else read(version)
     rows = rows.sort("trajectory_id")
-    work = Work(buffer, seed, embedder, sorted(set(heldout)), version)
+    with ExitStack() as stack:
+        folder = divide.work or Path(stack.enter_context(tempfile.TemporaryDirectory(dir=_temporary(buffer))))
+        files = data_files(buffer.storage, FOLDER, buffer.table(version))
+        division = Division(
+            buffer.storage, files, kept_folder(buffer.storage, divide.shared), folder, divide.run, divide.shards
+        )
+        work = Work(buffer, seed, embedder, sorted(set(heldout)), version, division)
+        return _curated(rows, rules, work, on_dropped, progress)
+
+
+def _temporary(buffer: "TrajectoryBuffer") -> Path:
+    folder = buffer.storage.working_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _curated(
+    rows: pl.DataFrame,
+    rules: Sequence[r.Rule],
+    work: Work,
+    on_dropped: Callable[[str, pa.Array], None],
+    progress: Callable[[int, int], None],
+) -> Curated:
     funnel = []
     for number, rule in enumerate(rules):
         progress(number, len(rules))
-        kept = (_own(rows, rule, work) if isinstance(rule, r.OwnRule) else _APPLY[rule.rule](rows, rule, work)).sort(
-            "trajectory_id"
-        )
+        apply: Callable[..., pl.DataFrame] = _own if isinstance(rule, r.OwnRule) else _APPLY[rule.rule]
+        left = work.buffer.current(work.version, partial(apply, rows, rule, work))
+        kept = left.sort("trajectory_id")
         dropped = rows.join(kept, on="trajectory_id", how="anti")["trajectory_id"]
         funnel.append(Level(_describe(rule), rows.height, kept.height, dropped.head(EXAMPLES).to_list()))
         if len(dropped):
@@ -211,84 +241,12 @@ def _keep(rows: pl.DataFrame, rule: r.Keep, work: Work) -> pl.DataFrame:
     return rows.sort(*order.get(rule.what, RANK)).group_by("task_id", maintain_order=True).head(rule.n)
 
 
-def _exact(rows: pl.DataFrame, rule: r.Exact, work: Work) -> pl.DataFrame:
-    digests = [_digest(parts) for parts in work.parts(rows, rule.compare)]
-    keys = ["__compared"] + (["task_id"] if rule.scope == "task" else [])
-    marked = rows.with_columns(pl.Series("__compared", digests, dtype=pl.Binary)).sort(*RANK)
-    return marked.unique(keys, keep="first", maintain_order=True).drop("__compared")
-
-
-def _digest(parts: Sequence[str]) -> bytes:
-    """A digest of texts, in which where one ends counts."""
-    digest = hashlib.blake2b(digest_size=16)
-    for text in map(str.encode, parts):
-        digest.update(len(text).to_bytes(8, "little") + text)
-    return digest.digest()
-
-
-def _near(rows: pl.DataFrame, rule: r.Near, work: Work) -> pl.DataFrame:
-    scopes = rows["task_id"].to_list() if rule.scope == "task" else [""] * rows.height
-    doubled = near_duplicates(
-        lambda places: work.parts(rows[places], rule.compare), scopes, _ranked(rows), rule.threshold, work.seed
-    )
-    return rows.filter(~pl.Series(doubled))
-
-
-def _ranked(rows: pl.DataFrame) -> np.ndarray:
-    """The places of rows, from best to worst, [rows]."""
-    return rows.with_row_index("__place").sort(*RANK)["__place"].to_numpy()
-
-
-def _valid_calls(rows: pl.DataFrame, rule: r.ValidCalls, work: Work) -> pl.DataFrame:
-    declared = Declared()
-    verdicts = [declared.verdict(row["messages"], row["tools"]) for row in work.conversations(rows, "tools")]
-    kept = {Verdict.VALID} | ({Verdict.UNDECLARED, Verdict.UNUSABLE} if rule.undeclared == "keep" else set())
-    if unusable := verdicts.count(Verdict.UNUSABLE):
-        first = rows["trajectory_id"][verdicts.index(Verdict.UNUSABLE)]
-        warnings.warn(
-            f"valid_calls: {unusable} rows call tools whose schema cannot be used, and are "
-            f"{'kept' if rule.undeclared == 'keep' else 'dropped'}; the first is {first}: {declared.problem}",
-            stacklevel=2,
-        )
-    return rows.filter(pl.Series([verdict in kept for verdict in verdicts], dtype=pl.Boolean))
-
-
-def _decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: Work) -> pl.DataFrame:
-    held_out = pl.col("split").is_in(rule.splits)
-    ids = work.column(lambda rows: rows.filter(held_out).select("trajectory_id")).sort()
-    heldout, questions = HeldOut(rule.ngram), dict.fromkeys(work.heldout)
-    for row in work.conversations(ids.to_frame()):
-        question = first_question(row["prompt"], row["messages"])
-        questions[question] = None
-        if "actions" in rule.against:
-            heldout.add_actions(question, part_text("actions", "", row["messages"]))
-    if "question" in rule.against:
-        for question in sorted(questions):
-            heldout.add_question(question)
-    if not len(heldout):
-        splits = ", ".join(rule.splits)
-        raise StoreError(
-            f"decontaminate has nothing to compare with: no held-out tasks given, no rows of split {splits}"
-        )
-    bad, asked, own = [], dict[str, int](), list[int]()
-    for row in work.conversations(rows):
-        question = first_question(row["prompt"], row["messages"])
-        bad.append(heldout.in_conversation(question, units(row["prompt"], row["messages"]), rule.overlap))
-        if rule.cosine is not None:
-            own.append(asked.setdefault(question, len(asked)))
-    dirty = np.array(bad, dtype=bool)
-    if own:
-        cosine = work.embedder.encode(list(asked)) @ work.embedder.encode(sorted(filter(None, questions))).T
-        dirty |= (cosine.max(1) >= rule.cosine)[own]
-    return rows.filter(~pl.Series(dirty) & ~held_out)
-
-
 def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: Work) -> pl.DataFrame:
     from agentrl.datastore.curation.diversity import cluster_balanced, k_center
 
     if rows.height <= rule.n:
         return rows
-    order = _ranked(rows)
+    order = rows.with_row_index("number").sort(*RANK)["number"].to_numpy()  # best first
     ranked = rows[order]
     if rule.over == "prompt":
         vectors = work.embedder.encode(ranked["prompt"].to_list())
@@ -321,10 +279,10 @@ _APPLY: dict[str, Callable[..., pl.DataFrame]] = {
     "filter": _filter,
     "group": _group,
     "keep": _keep,
-    "exact_duplicates": _exact,
-    "near_duplicates": _near,
-    "valid_calls": _valid_calls,
-    "decontaminate": _decontaminate,
+    "exact_duplicates": divided.exact_duplicates,
+    "near_duplicates": divided.near_duplicates,
+    "valid_calls": divided.valid_calls,
+    "decontaminate": divided.decontaminate,
     "diverse": _diverse,
     "balance": _balance,
     "cap": _cap,

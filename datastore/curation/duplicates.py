@@ -1,157 +1,268 @@
-"""Near duplicates: candidates by MinHash in bands (Broder, 1997), each verified by the Jaccard similarity itself."""
+"""Near duplicates: candidates by sketches in bands (Broder, 1997), each verified by the Jaccard similarity itself.
 
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+The rule is three functions. :func:`sketch` files the rows of pieces under a key for each band. :func:`decide` gives the
+pairs of a part of the keys. :func:`settle` goes through the verified pairs from the best row to the worst. What each
+gives depends on the rows alone, so it does not matter how rows and keys are divided, nor where which part is done."""
+
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import IO
+from pathlib import Path
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
+from xxhash import xxh3_64_intdigest
 
-from agentrl.datastore.curation.text import ngrams
+from agentrl.datastore.curation.candidates import (
+    CROWDED,
+    bucket_pairs,
+    buckets,
+    crowd,
+    estimated,
+    least_equal,
+    worth_it,
+)
+from agentrl.datastore.curation.division import Division, digest_of
+from agentrl.datastore.curation.kernels import Grams, Sketch
+from agentrl.datastore.curation.pieces import Evidence, Piece
+from agentrl.datastore.curation.sketches import EMPTY, VALUES, band_keys, bands, jaccard
+from agentrl.datastore.curation.text import Part
+from agentrl.datastore.curation.verified import Verified
+from agentrl.datastore.shards.shard import Shard, finished
 
-PERMUTATIONS = 128
-NGRAM = 3
-FOUND = 0.95
-"""Chance, at least, that a pair whose similarity is the threshold becomes a candidate. Pairs that are more similar are
-found more often: at a threshold of 0.8, of pairs at 0.85 all but one in 500."""
-AT_ONCE = 512
-"""Shingles that are permuted at once."""
-PART = 0x9E3779B97F4A7C15
-"""What is added to the shingles of a part, times the number of the part."""
-
-Read = Callable[[np.ndarray], Iterable[Sequence[str]]]
-"""Gives the texts of the parts of rows, by their numbers [rows] in rising order."""
+KEYS = 2**19
+"""Keys of a part, about. Sketches of the rows that share one are held: 270 MB, if all of them do."""
+PAIRS = 2**16
+"""Pairs that a shard verifies."""
+CROWD_ROWS = 2**15
+"""Rows of a crowded bucket whose order is looked at together."""
 
 
-def near_duplicates(read: Read, scopes: Sequence[str], order: np.ndarray, threshold: float, seed: int) -> np.ndarray:
-    """Whether each row [rows] resembles another one of its scope: in each of its parts the Jaccard similarity of word
-    3-grams is at or above the threshold. The other one comes before it in ``order`` [rows], and resembles none itself.
+def near_duplicates(
+    rows: pl.DataFrame, scopes: Sequence[str], compare: Sequence[Part], threshold: float, divided: Division
+) -> np.ndarray:
+    """Whether each of ``rows``, which come from best to worst, resembles an earlier one of its scope that resembles
+    none itself, bool [rows]: in each compared part the similarity of word 3-grams is at or above the threshold.
 
-    Rows are read twice: all of them for their sketches, and once more those that share a bucket, for their n-grams. A
-    text is held only while it is read. A row takes 512 bytes in a temporary file, and one that shares a bucket 8 bytes
-    for each of its n-grams too.
+    A row takes 512 bytes, which are kept. Rows that are compared are read once more for their n-grams.
     """
-    doubled = np.zeros(len(scopes), dtype=bool)
-    with tempfile.TemporaryFile() as sketched, tempfile.TemporaryFile() as shingled:
-        sketches = np.memmap(sketched, np.uint32, "w+", shape=(max(1, len(scopes)), PERMUTATIONS))
-        minhash = _MinHash(seed)
-        for row, parts in enumerate(read(np.arange(len(scopes)))):
-            sketches[row] = minhash.sketch(_shingles(parts))
-        buckets = _buckets(sketches[: len(scopes)], scopes, *bands(threshold))
-        candidates = np.flatnonzero((buckets >= 0).any(1))
-        if not len(candidates):
-            return doubled
-        verify = _Verify(sketches, _Shingles(shingled, candidates, read(candidates)), threshold)
-        kept: list[dict[int, list[int]]] = [{} for _ in range(buckets.shape[1])]
-        for row in order[np.isin(order, candidates)].tolist():
-            shared = [(band, bucket) for band, bucket in enumerate(buckets[row].tolist()) if bucket >= 0]
-            near = sorted({other for band, bucket in shared for other in kept[band].get(bucket, ())})
-            doubled[row] = bool(near) and verify.any_resembles(row, np.array(near))
-            if not doubled[row]:
-                for band, bucket in shared:
-                    kept[band].setdefault(bucket, []).append(row)
+    if not rows.height:
+        return np.zeros(0, bool)
+    pieces = divided.pieces(rows)
+    evidence = divided.evidence(Sketch(tuple(compare)), pieces)
+    pairs = worth_it(_pairs(evidence, _hashed(scopes), threshold, divided), threshold)
+    similar = _verified(pairs, pieces, tuple(compare), divided)
+    return settle(pairs[similar >= threshold], rows.height)
+
+
+def settle(pairs: np.ndarray, rows: int) -> np.ndarray:
+    """Whether each row is dropped [rows], by ``PAIR`` records of rows that resemble a better one, sorted by row."""
+    doubled = np.zeros(rows, bool)
+    for row, better in zip(pairs["row"].tolist(), pairs["better"].tolist(), strict=True):
+        if not doubled[better]:
+            doubled[row] = True
     return doubled
 
 
-def bands(threshold: float) -> tuple[int, int]:
-    """(bands, values of each): the widest bands by which a pair at the threshold is found with a chance of
-    :data:`FOUND`. Narrower ones would give more candidates that are none."""
-    for width in range(PERMUTATIONS, 1, -1):
-        number = PERMUTATIONS // width
-        if 1 - (1 - threshold**width) ** number >= FOUND:
-            return number, width
-    return PERMUTATIONS, 1
+def _hashed(scopes: Sequence[str]) -> np.ndarray:
+    """A hash of each scope, uint64 [rows]."""
+    names = pl.Series("scope", scopes, dtype=pl.String)
+    distinct = names.unique()
+    hashes = pl.Series([xxh3_64_intdigest(name.encode()) for name in distinct], dtype=pl.UInt64)
+    return names.replace_strict(distinct, hashes, return_dtype=pl.UInt64).to_numpy()
 
 
-def _shingles(parts: Sequence[str]) -> list[np.ndarray]:
-    """The shingles of each part, sorted."""
-    return [ngrams(text, NGRAM) for text in parts]
+def _pairs(evidence: Evidence, scopes: np.ndarray, threshold: float, divided: Division) -> np.ndarray:
+    """All candidates, ``PAIR`` records; the scopes are hashes by row number."""
+    shape = bands(threshold)
+    parts = divided.shards or max(1, -(-len(scopes) * shape[0] // KEYS))
+    size = divided.rows_of(len(scopes))
+    given = (array for piece in evidence.pieces for array in (piece.file, piece.start, piece.places, piece.numbers))
+    folder = divided.work / f"near-{digest_of(evidence.kernel.name, threshold, parts, size, scopes, *given)}"
+    groups, rows = list[list[int]](), 0
+    for number, piece in enumerate(evidence.pieces):
+        if not groups or rows >= size:
+            groups.append([])
+            rows = 0
+        groups[-1].append(number)
+        rows += len(piece.places)
+    keyed = [folder / f"keys-{number}.arrow" for number in range(len(groups))]
+    divided.run(
+        [
+            Shard(f"bands of pieces from {group[0]}", f"{__name__}:sketch", (some, own, shape, parts, path))
+            for group, path in zip(groups, keyed, strict=True)
+            for pieces in [[evidence.pieces[number] for number in group]]
+            for some, own in [(replace(evidence, pieces=pieces), [scopes[piece.numbers] for piece in pieces])]
+            if not path.exists()
+        ],
+        "bands",
+    )
+    where = folder / "rows.npy"
+    if not where.exists():
+        _write_places(evidence, len(scopes), where)
+    decided = [folder / f"pairs-{part}.npy" for part in range(parts)]
+    divided.run(
+        [
+            Shard(f"buckets of part {part}", f"{__name__}:decide", (evidence, where, keyed, part, threshold, path))
+            for part, path in enumerate(decided)
+            if not path.exists()
+        ],
+        "buckets",
+    )
+    return np.concatenate([np.load(path) for path in decided])
 
 
-class _MinHash:
-    """Sketches of sets of hashes: by multiply-shift, whose hashes are strongly universal (Dietzfelbinger, 1996)."""
-
-    def __init__(self, seed: int) -> None:
-        random = np.random.default_rng(seed + 1)
-        self._factor, self._term = random.integers(0, 2**64, (2, PERMUTATIONS, 1), np.uint64)
-
-    def sketch(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The smallest hash by each permutation, uint32 [PERMUTATIONS]; the largest number of a set without members.
-        Equal words in two parts are two members."""
-        least = np.full(PERMUTATIONS, 2**32 - 1, np.uint64)
-        told_apart = [part + np.uint64(number * PART % 2**64) for number, part in enumerate(parts)]  # modulo 2^64
-        short = np.concatenate(told_apart) >> np.uint64(32)
-        for start in range(0, len(short), AT_ONCE):
-            hashed = (short[start : start + AT_ONCE] * self._factor + self._term) >> np.uint64(32)
-            np.minimum(least, hashed.min(1), out=least)
-        return least.astype(np.uint32)
-
-
-class _Shingles:
-    """The shingles of some rows, in a file; in memory is only where each part of a row begins."""
-
-    def __init__(self, file: IO[bytes], rows: np.ndarray, texts: Iterable[Sequence[str]]) -> None:
-        self._number = {row: number for number, row in enumerate(rows.tolist())}
-        lengths = []
-        for parts in texts:
-            shingles = _shingles(parts)
-            lengths.append([len(part) for part in shingles])
-            file.write(np.concatenate(shingles).tobytes())
-        file.flush()
-        self.sizes = np.array(lengths)
-        self._start = np.concatenate([[0], self.sizes.sum(1).cumsum()])
-        self._end = self._start[:-1, None] + self.sizes.cumsum(1)
-        mapped = np.memmap(file, np.uint64, "r") if self._start[-1] else np.empty(0, np.uint64)
-        self._all = np.asarray(mapped)  # slices of a memmap cost more than what is done with them
-
-    def numbers(self, rows: np.ndarray) -> np.ndarray:
-        """The places of rows in ``sizes``."""
-        return np.array([self._number[row] for row in rows.tolist()])
-
-    def parts(self, number: int) -> list[np.ndarray]:
-        """The sorted shingles of each part of a row."""
-        ends = self._end[number].tolist()
-        return [self._all[start:end] for start, end in pairwise([int(self._start[number]), *ends])]
+def sketch(evidence: Evidence, scopes: Sequence[np.ndarray], shape: tuple[int, int], parts: int, path: Path) -> None:
+    """Write the keys of the bands of pieces' rows with the rows' numbers, one record batch for each part of the keys.
+    A row without words has one key."""
+    keys, numbers = [], []
+    for number, scope in enumerate(scopes):
+        sketched = _sketches(*evidence.rows(number))
+        empty = (sketched == EMPTY).all(1)
+        of_bands = band_keys(sketched, scope, *shape)
+        kept = np.ones(of_bands.shape, bool)
+        kept[empty, 1:] = False
+        keys.append(of_bands[kept])
+        numbers.append(np.repeat(evidence.pieces[number].numbers, kept.sum(1)))
+    key, row = np.concatenate(keys), np.concatenate(numbers)
+    part = (key >> np.uint64(32)) % np.uint64(parts)
+    order = np.argsort(part, kind="stable")
+    ends = np.searchsorted(part[order], np.arange(parts + 1))
+    table = pa.table({"key": key[order], "row": row[order]})
+    with finished(path) as unfinished, pa.ipc.new_file(unfinished, table.schema) as writer:
+        for start, end in pairwise(ends.tolist()):
+            writer.write_batch(_batch(table.slice(start, end - start)))
 
 
-class _Verify:
-    """Whether rows resemble each other. Most that do not are told by the sizes of their sets, or by a sketch that is
-    farther from the threshold than four standard errors; all others, and all that do, by the sets."""
-
-    def __init__(self, sketches: np.ndarray, shingles: _Shingles, threshold: float) -> None:
-        self._sketches, self._shingles, self._threshold = np.asarray(sketches), shingles, threshold
-        self._least = threshold - 4 * (threshold * (1 - threshold) / PERMUTATIONS) ** 0.5
-
-    def any_resembles(self, row: int, others: np.ndarray) -> bool:
-        numbers, [number] = self._shingles.numbers(others), self._shingles.numbers(np.array([row]))
-        sizes, size = self._shingles.sizes[numbers], self._shingles.sizes[number]
-        possible = (np.minimum(sizes, size) >= self._threshold * np.maximum(sizes, size)).all(1)
-        estimates = (self._sketches[others[possible]] == self._sketches[row]).mean(1)
-        numbers, estimates = numbers[possible][estimates >= self._least], estimates[estimates >= self._least]
-        shingles = self._shingles.parts(number)
-        return any(self._resemble(shingles, self._shingles.parts(other)) for other in numbers[np.argsort(-estimates)])
-
-    def _resemble(self, parts: list[np.ndarray], other: list[np.ndarray]) -> bool:
-        return all(jaccard(*parts) >= self._threshold for parts in zip(parts, other, strict=True))
+def _batch(table: pa.Table) -> pa.RecordBatch:
+    columns = [column.combine_chunks() for column in table.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
-def jaccard(first: np.ndarray, other: np.ndarray) -> float:
-    """The share of the members of two sorted sets that both have; 1 if both are empty."""
-    if not len(first) or not len(other):
-        return float(len(first) == len(other))
-    places = np.minimum(np.searchsorted(first, other), len(first) - 1)
-    shared = int(np.count_nonzero(first[places] == other))
-    return shared / (len(first) + len(other) - shared)
+def decide(evidence: Evidence, where: Path, keyed: Sequence[Path], part: int, threshold: float, path: Path) -> None:
+    """Write the candidates of one part of the keys."""
+    batches = [pa.ipc.open_file(pa.memory_map(str(file))).get_batch(part) for file in keyed]
+    keys = np.concatenate([batch["key"].to_numpy() for batch in batches])
+    rows = np.concatenate([batch["row"].to_numpy() for batch in batches])
+    order = np.argsort(keys)
+    keys, rows = keys[order], rows[order]
+    first, ends = buckets(keys)
+    shared = np.repeat(ends - first > 1, ends - first)
+    keys, rows = keys[shared], rows[shared]
+    at = np.unique(rows)
+    sketched, sizes = _fetched(evidence, where, at)
+    pairs = [_near(bucket_pairs(keys, rows), sketched, sizes, at, threshold)]
+    first, ends = buckets(keys)
+    for start, end in zip(first[ends - first > CROWDED].tolist(), ends[ends - first > CROWDED].tolist(), strict=True):
+        members = np.sort(rows[start:end])
+        for some in range(0, len(members), CROWD_ROWS):
+            inside = np.searchsorted(at, members[some : some + CROWD_ROWS])
+            chosen = crowd(members, some, some + CROWD_ROWS, sketched[inside])
+            pairs.append(_near(chosen, sketched, sizes, at, threshold))
+    with finished(path) as unfinished, unfinished.open("wb") as file:
+        np.save(file, worth_it(np.concatenate(pairs), threshold))
 
 
-def _buckets(sketches: np.ndarray, scopes: Sequence[str], number: int, width: int) -> np.ndarray:
-    """The bucket of each sketch in each band of ``width`` values, int32 [sketches, bands]. Sketches of one scope that
-    are equal in a band share a bucket of it. It is -1 if no other one is in it."""
-    scope = np.unique(np.asarray(scopes, dtype=str), return_inverse=True)[1].astype(np.uint32)
-    buckets = np.full((len(sketches), number), -1, np.int32)
-    for band in range(number):
-        part = sketches[:, band * width : (band + 1) * width]
-        keys = np.ascontiguousarray(np.column_stack([scope, part])).view(np.dtype((np.void, 4 * (width + 1))))[:, 0]
-        _, bucket, sizes = np.unique(keys, return_inverse=True, return_counts=True)
-        buckets[:, band] = np.where(sizes[bucket] > 1, bucket, -1)
-    return buckets
+def _near(pairs: np.ndarray, sketched: np.ndarray, sizes: np.ndarray, at: np.ndarray, threshold: float) -> np.ndarray:
+    """``PAIR`` records of those pairs that may resemble each other, by the sizes of their sets and by estimate."""
+    own, other = (sizes[np.searchsorted(at, pairs[:, side])] for side in (0, 1))
+    possible = (np.minimum(own, other) >= threshold * np.maximum(own, other)).all(1)
+    return estimated(pairs[possible], sketched, at, least_equal(threshold))
+
+
+def _write_places(evidence: Evidence, rows: int, path: Path) -> None:
+    """Write which piece each row is in, and at which place its evidence is, uint32 [rows, 2]."""
+    where = np.empty((rows, 2), np.uint32)
+    for number, piece in enumerate(evidence.pieces):
+        where[piece.numbers, 0] = number
+        where[piece.numbers, 1] = evidence.rows(number)[1]
+    with finished(path) as unfinished, unfinished.open("wb") as file:
+        np.save(file, where)
+
+
+def _fetched(evidence: Evidence, where: Path, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sketches and sizes of rows, by their numbers."""
+    sketched = np.empty((len(rows), VALUES), np.uint32)
+    sizes = np.empty((len(rows), len(evidence.kernel.compare)), np.uint32)  # type: ignore[attr-defined]
+    pieces, places = np.load(where, mmap_mode="r")[rows].T
+    for number in np.unique(pieces).tolist():
+        inside, (table, _) = np.flatnonzero(pieces == number), evidence.rows(number)
+        sketched[inside] = _values(table, "sketch")[places[inside]]
+        sizes[inside] = _values(table, "sizes")[places[inside]]
+    return sketched, sizes
+
+
+def _sketches(table: pa.Table, places: np.ndarray) -> np.ndarray:
+    return _values(table, "sketch")[places]
+
+
+def _values(table: pa.Table, name: str) -> np.ndarray:
+    """A column of lists of equal lengths [rows, length]."""
+    column = table[name].combine_chunks()
+    return column.values.to_numpy().reshape(len(column), -1)
+
+
+def _verified(pairs: np.ndarray, pieces: Sequence[Piece], compare: tuple[Part, ...], divided: Division) -> np.ndarray:
+    """The similarity of each pair, of the part where it is least, float64 [pairs]. Similarities that an earlier
+    curation computed are not computed again."""
+    count = sum(len(piece.numbers) for piece in pieces)
+    keys = np.empty(count, np.uint64)
+    for piece in pieces:
+        keys[piece.numbers] = piece.keys
+    both = keys[pairs["row"]], keys[pairs["better"]]
+    first, other = np.minimum(*both), np.maximum(*both)
+    known = Verified(divided.kept / Grams(compare).name / "verified")
+    similar = known.find(first, other)
+    missing = np.flatnonzero(np.isnan(similar))
+    if not len(missing):
+        return similar
+    asked = np.zeros(count, bool)
+    asked[pairs["row"][missing]] = asked[pairs["better"][missing]] = True
+    some = [
+        replace(piece, places=piece.places[chosen], numbers=piece.numbers[chosen], keep=False)
+        for piece in pieces
+        for chosen in [asked[piece.numbers]]
+        if chosen.any()
+    ]
+    grams = divided.evidence(Grams(compare), some)
+    work = pairs[["row", "better"]][missing]
+    folder = divided.work / f"verify-{digest_of(grams.kernel.name, *(piece.keys for piece in some), work)}"
+    where = folder / "rows.npy"
+    if not where.exists():
+        _write_places(grams, count, where)
+    size = PAIRS if divided.shards is None else -(-len(work) // divided.shards)
+    starts = range(0, len(work), size)
+    done = [folder / f"{start}-{size}.npy" for start in starts]
+    shards = [
+        Shard(f"pairs from {start}", f"{__name__}:verify", (grams, where, work[start : start + size], path))
+        for start, path in zip(starts, done, strict=True)
+        if not path.exists()
+    ]
+    divided.run(shards, "pairs")
+    similar[missing] = np.concatenate([np.load(path) for path in done])
+    known.add(first[missing], other[missing], similar[missing])
+    return similar
+
+
+def verify(grams: Evidence, where: Path, pairs: np.ndarray, path: Path) -> None:
+    """Write the similarities of pairs, float64 [pairs]."""
+    all_places = np.load(where, mmap_mode="r")
+    rows = np.unique(np.concatenate([pairs["row"], pairs["better"]]))
+    columns = {number: _arrays(grams, number) for number in np.unique(all_places[rows, 0]).tolist()}
+    similar = np.empty(len(pairs))
+    places = np.column_stack([all_places[pairs["row"]], all_places[pairs["better"]]])
+    for number, (piece, row, other_piece, other) in enumerate(places.tolist()):
+        parts = zip(columns[piece], columns[other_piece], strict=True)
+        similar[number] = min(
+            jaccard(values[starts[row] : starts[row + 1]], more[begins[other] : begins[other + 1]])
+            for (starts, values), (begins, more) in parts
+        )
+    with finished(path) as unfinished, unfinished.open("wb") as file:
+        np.save(file, similar)
+
+
+def _arrays(grams: Evidence, number: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each part where the n-grams of a row begin, and all n-grams."""
+    columns = [column.combine_chunks() for column in grams.rows(number)[0].columns]
+    return [(column.offsets.to_numpy(), column.values.to_numpy()) for column in columns]

@@ -1,15 +1,12 @@
-"""What curation compares: the parts of a conversation as texts, their word n-grams, and sequences of tool calls."""
+"""What curation compares: the parts of a conversation as texts, and sequences of tool calls."""
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from xxhash import xxh3_64_intdigest
 
 Part = Literal["question", "actions", "reasoning", "observations"]
 """Parts of a conversation. ``question``: the prompt, or the first user message if the prompt is empty, and the user
@@ -24,16 +21,36 @@ def action_texts(messages: pa.ChunkedArray) -> list[str]:
     return [part_text("actions", "", row) for row in messages.to_pylist()]
 
 
-def part_text(part: Part, prompt: str, messages: Sequence[Mapping[str, Any]]) -> str:
-    """One part of a conversation, a line for each message and for each call; white space counts as one space."""
+def one_space(text: str) -> str:
+    """A text in which white space counts as one space."""
+    return " ".join(text.split())
+
+
+def part_text(
+    part: Part, prompt: str, messages: Sequence[Mapping[str, Any]], clean: Callable[[str], str] = one_space
+) -> str:
+    """One part of a conversation, a line for each message and for each call. ``clean`` is applied to each text: str
+    leaves white space as it is, for words are the same without."""
     if part == "question":
-        return "\n".join(_questions(prompt, messages))
+        return "\n".join(_questions(prompt, messages, clean))
     if part == "observations":
-        return "\n".join(_line(message["content"]) for message in messages if message["role"] == "tool")
+        return "\n".join(clean(message["content"]) for message in messages if message["role"] == "tool")
     assistant = [message for message in messages if message["role"] == "assistant"]
     if part == "reasoning":
-        return "\n".join(_line(message["reasoning"] or "") for message in assistant)
-    return "\n".join(line for message in assistant for line in _actions(message))
+        return "\n".join(clean(message["reasoning"] or "") for message in assistant)
+    return "\n".join(line for message in assistant for line in _actions(message, clean))
+
+
+def part_leaves(part: Part) -> list[str]:
+    """The leaves of columns that a part is made of, as Parquet names them."""
+    fields = {
+        "question": ["content"],
+        "observations": ["content"],
+        "reasoning": ["reasoning"],
+        "actions": ["content", "tool_calls.list.element.name", "tool_calls.list.element.arguments"],
+    }[part]
+    prompt = ["prompt"] if part == "question" else []
+    return prompt + [f"messages.list.element.{field}" for field in ["role", *fields]]
 
 
 def first_question(prompt: str, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -51,13 +68,15 @@ def units(prompt: str, messages: Sequence[Mapping[str, Any]]) -> list[str]:
     return texts
 
 
-def _questions(prompt: str, messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    questions = [_line(message["content"]) for message in messages if message["role"] == "user"]
-    return [_line(prompt), *questions[1:]] if prompt.strip() else questions
+def _questions(
+    prompt: str, messages: Sequence[Mapping[str, Any]], clean: Callable[[str], str] = one_space
+) -> list[str]:
+    questions = [clean(message["content"]) for message in messages if message["role"] == "user"]
+    return [clean(prompt), *questions[1:]] if prompt.strip() else questions
 
 
-def _actions(message: Mapping[str, Any]) -> list[str]:
-    lines = [_line(message["content"])] if message["content"].strip() else []
+def _actions(message: Mapping[str, Any], clean: Callable[[str], str]) -> list[str]:
+    lines = [clean(message["content"])] if message["content"].strip() else []
     return lines + [f"{CALL}{call['name']} {_canonical(call['arguments'])}" for call in message["tool_calls"]]
 
 
@@ -65,43 +84,11 @@ def _canonical(arguments: str) -> str:
     return json.dumps(json.loads(arguments), sort_keys=True, ensure_ascii=False)
 
 
-def _line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [text for element in inner for text in _texts(element)]
-
-
-def words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
-
-
-def ngrams(text: str, n: int) -> np.ndarray:
-    """Hashes of the word n-grams of a text, sorted and each once, uint64 [n-grams]; of a shorter text of the whole.
-
-    A hash depends on the words alone: not on the process, the machine or the version of a library. Two different
-    n-grams have one hash with probability 2^-64, about.
-    """
-    tokens = words(text)
-    hashes = np.fromiter(map(xxh3_64_intdigest, map(str.encode, tokens)), np.uint64, len(tokens))
-    if not len(hashes):
-        return hashes
-    size = min(n, len(hashes))
-    count = len(hashes) - size + 1
-    mixed = np.zeros(count, np.uint64)
-    for offset in range(size):
-        mixed += hashes[offset : offset + count] * _factor(offset)  # modulo 2^64
-    return np.unique(mixed)
-
-
-@lru_cache(maxsize=1024)
-def _factor(offset: int) -> np.uint64:
-    """An odd number for each place within an n-gram, so that the order of its words counts."""
-    return np.uint64(xxh3_64_intdigest(f"place {offset}".encode()) | 1)
 
 
 def tool_vectors(texts: Iterable[str]) -> np.ndarray:

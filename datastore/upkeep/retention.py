@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.survey import survey
 from agentrl.datastore.artifacts.unfinished import leftovers, remove
+from agentrl.datastore.curation.kept import evidence_of_others
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.scalar_cache import ScalarCopies
 from agentrl.datastore.table import delta_log as log
@@ -40,8 +41,8 @@ def vacuum(
     Kept are: all files of the newest version, of each version that a manifest names as its ``buffer_version``, and of
     each version younger than the retention; all files of a living writer, however old. A file that no commit names and
     that nobody will commit (:func:`is_orphan`) goes if it is older than the retention. Leftovers of dead writers
-    (temporary files, rows on their way to quarantine) are removed too, and this machine's copies of columns of files
-    that are gone. Returns the names without these copies; with ``dry_run`` nothing is removed.
+    (temporary files, rows on their way to quarantine) are removed too, and of files that are gone this machine's copies
+    of columns and evidence of curations. Returns the names without these; with ``dry_run`` nothing is removed.
     """
     if not retention_hours >= 0:
         raise StoreError(
@@ -76,7 +77,8 @@ def vacuum(
         if not dry_run:
             for key in gone:
                 buffer.storage.delete(key)
-            remove([*spent, *ScalarCopies(buffer.storage).of_others(stored.keys() - set(gone.values()))])
+            left = stored.keys() - set(gone.values())
+            remove([*spent, *ScalarCopies(buffer.storage).of_others(left), *evidence_of_others(buffer.storage, left)])
         return [*gone.values(), *map(str, spent)]
 
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from store_rows import build
 
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.curation.curate import curate
-from agentrl.datastore.curation.duplicates import PERMUTATIONS, bands, jaccard, near_duplicates
 from agentrl.datastore.curation.rules import Rules
-from agentrl.datastore.curation.text import ngrams
+from agentrl.datastore.curation.shingles import ngrams
+from agentrl.datastore.curation.sketches import VALUES, bands, jaccard, sketches
 from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
 
 THRESHOLD = 0.8
@@ -23,18 +24,18 @@ THRESHOLD = 0.8
 
 def grams(text: str) -> set[tuple[str, ...]]:
     words = re.findall(r"\w+", text.lower())
-    return {tuple(words[position : position + 3]) for position in range(max(1, len(words) - 2))} if words else set()
+    return {tuple(words[place : place + 3]) for place in range(max(1, len(words) - 2))} if words else set()
 
 
-def similarity(item: str, other: str) -> float:
-    first, second = grams(item), grams(other)
+def similarity(first_text: str, second_text: str) -> float:
+    first, second = grams(first_text), grams(second_text)
     return len(first & second) / len(first | second) if first | second else 1.0
 
 
 def changed(words: list[str], edits: int, random: np.random.Generator) -> list[str]:
     copy = list(words)
-    for position in random.choice(len(copy), edits, replace=False).tolist():
-        copy[position] = f"new{random.integers(10**9)}"
+    for place in random.choice(len(copy), edits, replace=False).tolist():
+        copy[place] = f"new{random.integers(10**9)}"
     return copy
 
 
@@ -51,30 +52,61 @@ def planted(seed: int) -> list[list[str]]:
     return [[" ".join(words) for words in family] for family in families]
 
 
+def spoken(number: int, text: str, task: str = "t", **fields: Any) -> Trajectory:
+    said = [Message(role=Role.USER, content="q"), Message(role=Role.ASSISTANT, content=text)]
+    values = {"task_id": task, "prompt": "q", "reward": 1.0, "messages": said} | fields
+    return build(number, input_ids=[], action_mask=[], logprobs=[], n_tokens=number, **values)
+
+
+def dropped(folder: Path, rows: list[Trajectory], threshold: float = THRESHOLD, scope: str = "all") -> np.ndarray:
+    """Whether each row is dropped; rows come from best to worst."""
+    buffer = TrajectoryBuffer(folder)
+    buffer.append(rows, stage="rollout", fingerprint="f")
+    rule = {"rule": "near_duplicates", "scope": scope, "threshold": threshold}
+    kept = curate(buffer, Rules.model_validate({"rules": [rule]}).rules).ids.to_pylist()
+    return ~np.isin([row.trajectory_id for row in rows], kept)
+
+
 @pytest.mark.parametrize("seed", range(2))
-def test_no_row_is_dropped_that_resembles_none_that_is_left(seed: int) -> None:
+def test_no_row_is_dropped_that_resembles_none_that_is_left(tmp_path: Path, seed: int) -> None:
     families = planted(seed)
     texts = [text for family in families for text in family]
     order = np.random.default_rng(seed).permutation(len(texts))
-    doubled = near_duplicates(lambda rows: ([texts[row]] for row in rows), [""] * len(texts), order, THRESHOLD, seed)
+    doubled = np.zeros(len(texts), bool)
+    doubled[order] = dropped(tmp_path, [spoken(rank, texts[number]) for rank, number in enumerate(order)])
     first, wrong, missed = 0, [], 0
     for family in families:
-        sets, dropped = [grams(text) for text in family], doubled[first : first + len(family)]
-        for row, item in enumerate(sets):
-            kept = [other for number, other in enumerate(sets) if not dropped[number] and number != row]
-            alike = any(len(item & other) >= THRESHOLD * len(item | other) for other in kept)
-            wrong += [first + row] if dropped[row] and not alike else []
-            missed += alike and not dropped[row]
+        sets, gone = [grams(text) for text in family], doubled[first : first + len(family)]
+        for row, own in enumerate(sets):
+            kept = [other for number, other in enumerate(sets) if not gone[number] and number != row]
+            alike = any(len(own & other) >= THRESHOLD * len(own | other) for other in kept)
+            wrong += [first + row] if gone[row] and not alike else []
+            missed += alike and not gone[row]
         first += len(family)
     assert wrong == []
     assert doubled.sum() > 200
     assert missed <= 0.03 * len(texts), "pairs above the threshold are found nearly always"
 
 
+def test_of_a_crowd_of_like_rows_the_best_is_left(tmp_path: Path) -> None:
+    """Copies of one text that differ little, and copies of another one whose pairs lie about the threshold."""
+    random = np.random.default_rng(0)
+    like, unlike = ([f"{name}{number}" for number in range(200)] for name in "ab")
+    texts = [changed(like, 2, random) for _ in range(500)] + [changed(unlike, 9, random) for _ in range(300)]
+    rows = [spoken(number, " ".join(words)) for number, words in enumerate(texts)]
+    doubled = dropped(tmp_path, rows)
+    assert not doubled[0]
+    assert doubled[1:500].mean() > 0.99
+    sets = [grams(row.messages[1].content) for row in rows[500:]]
+    left = [own for own, gone in zip(sets, doubled[500:], strict=True) if not gone]
+    for own in (own for own, gone in zip(sets, doubled[500:], strict=True) if gone):
+        assert any(len(own & other) >= THRESHOLD * len(own | other) for other in left)
+
+
 def test_the_bands_find_pairs_at_the_threshold() -> None:
     for threshold in (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0):
         number, width = bands(threshold)
-        assert number * width <= PERMUTATIONS
+        assert number * width <= VALUES
         assert 1 - (1 - threshold**width) ** number >= 0.95
 
 
@@ -87,15 +119,17 @@ texts_of_few_words = st.lists(st.sampled_from("abcd"), max_size=12).map(words_of
 
 @settings(max_examples=200, deadline=None)
 @given(texts_of_few_words, texts_of_few_words)
-def test_hashes_give_the_similarity_of_the_words(first: str, other: str) -> None:
-    assert jaccard(ngrams(first, 3), ngrams(other, 3)) == pytest.approx(similarity(first, other))
+def test_hashes_give_the_similarity_of_the_words(text: str, other: str) -> None:
+    assert jaccard(ngrams(text, 3), ngrams(other, 3)) == pytest.approx(similarity(text, other))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(texts_of_few_words, st.sampled_from("xy")), max_size=12), st.sampled_from([0.3, 0.6, 1.0]))
 def test_few_texts_of_any_kind(rows: list[tuple[str, str]], threshold: float) -> None:
     texts, scopes = [text for text, _ in rows], [scope for _, scope in rows]
-    doubled = near_duplicates(lambda some: ([texts[row]] for row in some), scopes, np.arange(len(rows)), threshold, 0)
+    with TemporaryDirectory() as folder:
+        given_rows = [spoken(number, *row) for number, row in enumerate(rows)]
+        doubled = dropped(Path(folder), given_rows, threshold, "task") if rows else np.zeros(0, bool)
     for row in np.flatnonzero(doubled).tolist():
         before = [other for other in range(row) if not doubled[other] and scopes[other] == scopes[row]]
         assert any(similarity(texts[row], texts[other]) >= threshold for other in before)
@@ -103,14 +137,30 @@ def test_few_texts_of_any_kind(rows: list[tuple[str, str]], threshold: float) ->
         assert len(set(zip(map(frozenset, map(grams, texts)), scopes, strict=True))) == (~doubled).sum()
 
 
+@pytest.mark.parametrize(("size", "alike"), [(3, 1 / 3), (40, 0.8), (700, 0.8), (700, 0.5)])
+def test_sketches_estimate_the_similarity(size: int, alike: float) -> None:
+    random, pairs, exact = np.random.default_rng(size), [], []
+    for _ in range(300):
+        members, shared = random.integers(0, 2**64, size, np.uint64), round(size * alike)
+        cut = shared + (size - shared) // 2
+        pairs += [[members[:cut]], [np.concatenate([members[:shared], members[cut:]])]]
+        exact.append(shared / size)
+    values = sketches(pairs)
+    assert (values[:2] == sketches(pairs[:2])).all(), "a sketch does not depend on other rows"
+    errors = (values[::2] == values[1::2]).mean(1) - exact
+    spread = (alike * (1 - alike) / VALUES) ** 0.5
+    assert abs(np.mean(errors)) < 4 * spread / 300**0.5
+    assert np.std(errors) < 1.15 * spread
+
+
 LONG = "look at the list of orders then open the one with the wrong price and send it back to the store at once"
 
 
-def asked(number: int, question: str, text: str, **fields: Any) -> Trajectory:
+def asked(number: int, question: str, said: str, **fields: Any) -> Trajectory:
     call = ToolCall(id="1", name="send", arguments='{"b": 1, "a": 2}')
     messages = [
         Message(role=Role.USER, content=question),
-        Message(role=Role.ASSISTANT, content=text, reasoning=f"thought {number}", tool_calls=[call]),
+        Message(role=Role.ASSISTANT, content=said, reasoning=f"thought {number}", tool_calls=[call]),
         Message(role=Role.TOOL, content=f"sent {number}", tool_call_id="1"),
     ]
     values = {"task_id": f"t{number}", "prompt": question, "messages": messages, "reward": 1.0} | fields

@@ -1,0 +1,96 @@
+"""The rules that read text. Each is divided into shards, and gives the same rows however it is."""
+
+import pickle
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agentrl.datastore.curation import duplicates
+from agentrl.datastore.curation import rules as r
+from agentrl.datastore.curation.calls import Verdict
+from agentrl.datastore.curation.contamination import HeldOut
+from agentrl.datastore.curation.division import digest_of
+from agentrl.datastore.curation.kernels import CallCheck, Digest, Leaks
+from agentrl.datastore.curation.text import first_question, part_text
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.read.ranking import RANK
+from agentrl.datastore.shards.shard import finished
+
+if TYPE_CHECKING:
+    from agentrl.datastore.curation.curate import Work
+
+
+def exact_duplicates(rows: pl.DataFrame, rule: r.Exact, work: "Work") -> pl.DataFrame:
+    if not rows.height:
+        return rows
+    ranked = rows.sort(*RANK)
+    digests = work.division.evidence(Digest(tuple(rule.compare)), work.division.pieces(ranked)).column("digest")
+    compared = pl.Series("__compared", pl.from_arrow(digests.cast(pa.binary())))
+    keys = ["__compared"] + (["task_id"] if rule.scope == "task" else [])
+    return ranked.with_columns(compared).unique(keys, keep="first", maintain_order=True).drop("__compared")
+
+
+def near_duplicates(rows: pl.DataFrame, rule: r.Near, work: "Work") -> pl.DataFrame:
+    ranked = rows.sort(*RANK)
+    scopes = ranked["task_id"].to_list() if rule.scope == "task" else [""] * rows.height
+    doubled = duplicates.near_duplicates(ranked, scopes, rule.compare, rule.threshold, work.division)
+    return ranked.filter(~pl.Series(doubled, dtype=pl.Boolean))
+
+
+def valid_calls(rows: pl.DataFrame, rule: r.ValidCalls, work: "Work") -> pl.DataFrame:
+    if not rows.height:
+        return rows
+    evidence = work.division.evidence(CallCheck(), work.division.pieces(rows))
+    verdicts = evidence.column("verdict").to_numpy()
+    kept = {Verdict.VALID} | ({Verdict.UNDECLARED, Verdict.UNUSABLE} if rule.undeclared == "keep" else set())
+    unusable = np.flatnonzero(verdicts == Verdict.UNUSABLE)
+    if len(unusable):
+        first = int(unusable[0])
+        problem = evidence.column("problem")[first].as_py()
+        warnings.warn(
+            f"valid_calls: {len(unusable)} rows call tools whose schema cannot be used, and are "
+            f"{'kept' if rule.undeclared == 'keep' else 'dropped'}; the first is {rows['trajectory_id'][first]}: "
+            f"{problem}",
+            stacklevel=2,
+        )
+    return rows.filter(pl.Series(np.isin(verdicts, sorted(kept)), dtype=pl.Boolean))
+
+
+def decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: "Work") -> pl.DataFrame:
+    held_out = pl.col("split").is_in(rule.splits)
+    ids = work.column(lambda rows: rows.filter(held_out).select("trajectory_id")).sort()
+    heldout, questions = HeldOut(rule.ngram), dict.fromkeys(work.heldout)
+    for row in work.conversations(ids.to_frame()):
+        question = first_question(row["prompt"], row["messages"])
+        questions[question] = None
+        if "actions" in rule.against:
+            heldout.add_actions(question, part_text("actions", "", row["messages"]))
+    if "question" in rule.against:
+        for question in sorted(questions):
+            heldout.add_question(question)
+    if not len(heldout):
+        splits = ", ".join(rule.splits)
+        raise StoreError(
+            f"decontaminate has nothing to compare with: no held-out tasks given, no rows of split {splits}"
+        )
+    rows = rows.filter(~held_out)
+    if not rows.height:
+        return rows
+    packed = pickle.dumps(heldout)
+    path = work.division.work / f"{digest_of(np.frombuffer(packed, np.uint8))}.heldout"
+    with finished(path) as unfinished:
+        unfinished.write_bytes(packed)
+    pieces = [replace(piece, keep=False) for piece in work.division.pieces(rows)]
+    evidence = work.division.evidence(Leaks(path, rule.overlap), pieces)
+    dirty = pc.fill_null(evidence.column("leaks"), False).to_numpy()
+    if rule.cosine is not None:
+        asked = evidence.column("question").combine_chunks().dictionary_encode()
+        vectors = work.embedder.encode(asked.dictionary.to_pylist())
+        cosine = vectors @ work.embedder.encode(sorted(filter(None, questions))).T
+        dirty = dirty | (cosine.max(1) >= rule.cosine)[asked.indices.to_numpy()]
+    return rows.filter(~pl.Series(dirty, dtype=pl.Boolean))

@@ -1,0 +1,48 @@
+"""A shard: a function of a module and what it is given. It writes its result to files whose names depend on what it is
+given, so a shard that runs twice, or in two processes at once, does no harm, and a finished one need not run again."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from agentrl.datastore.errors import StoreError
+
+
+@dataclass(frozen=True)
+class Shard:
+    """``name`` says to people what it is about; ``function`` is ``module:function``; all arguments can be pickled."""
+
+    name: str
+    function: str
+    arguments: tuple[Any, ...] = ()
+
+    def __call__(self) -> None:
+        module, _, function = self.function.partition(":")
+        getattr(import_module(module), function)(*self.arguments)
+
+
+class ShardError(StoreError):
+    """A shard failed. The message names it, the worker if there is one, and the remedy."""
+
+
+@contextmanager
+def finished(path: Path) -> Iterator[Path]:
+    """A path to write a result to. After the block it is at ``path``, whole and durable; after an error it is not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.parent / f".{path.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        yield unfinished
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)  # a disk that is full does not say which one it is
+        raise
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -60,8 +60,9 @@ test-vllm-slow: $(VENV)/.dev $(VLLM_VENV)/.ready
 test-adapters: $(VENV)/.dev $(ADAPTERS_VENV)/.ready
 	OMP_NUM_THREADS=1 VERIFIERS_PYTHON=$(abspath $(ADAPTERS_VENV))/verifiers/bin/python \
 	  OPENENV_PYTHON=$(abspath $(ADAPTERS_VENV))/openenv/bin/python \
+	  DAFT_PYTHON=$(abspath $(ADAPTERS_VENV))/daft/bin/python \
 	  INSPECT_PYTHON=$(abspath $(ADAPTERS_VENV))/inspect/bin/python $(BIN)/pytest -m adapters --durations=0 \
-	  tests/agentrl/test_adapters.py tests/datastore/test_formats_consumers.py
+	  tests/agentrl/test_adapters.py tests/datastore/test_formats_consumers.py tests/datastore/test_readers.py
 	OMP_NUM_THREADS=1 $(ADAPTERS_VENV)/games/bin/python -m pytest -m adapters --durations=0 tests/agentrl/test_games.py
 
 # coding agents at pinned versions. AGENTS is where they are installed
@@ -179,8 +180,8 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
 # its torchvision, torchaudio and torchcodec fail to import beside this torch, and nothing here needs them. agentrl is
 # installed there too, for vLLM in process
 $(ADAPTERS_VENV)/.ready: Makefile | $(VENV)/.dev
-	@echo "Installing verifiers, openenv-core, inspect-ai and games into $(ADAPTERS_VENV) (once) ..."
-	@for one in verifiers==0.3.1 openenv-core==0.3.0 "inspect-ai==0.3.285 openai"; do \
+	@echo "Installing verifiers, openenv-core, inspect-ai, daft and games into $(ADAPTERS_VENV) (once) ..."
+	@for one in verifiers==0.3.1 openenv-core==0.3.0 "inspect-ai==0.3.285 openai" "daft==0.7.26 deltalake"; do \
 	  home=$(ADAPTERS_VENV)/$${one%%[-=]*}; $(PYTHON) -m venv $$home && $$home/bin/python -m pip install -q $$one || exit 1; done
 	@command -v java >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq default-jre-headless; } || \
 	  { echo "ScienceWorld needs Java. Install it: sudo apt-get install default-jre-headless"; exit 1; }

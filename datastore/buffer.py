@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from agentrl.datastore.artifacts.tasks import find, keep
 from agentrl.datastore.artifacts.tokenizers import TextOf, text_of
 from agentrl.datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError, VersionGoneError
-from agentrl.datastore.read.lookup import Ids, Lookup, id_array, near_ids
+from agentrl.datastore.read.lookup import Ids, Lookup, id_array, known_columns, near_ids
 from agentrl.datastore.storage.delta_paths import data_files, scan_table
 from agentrl.datastore.storage.object_store import storage_of
 from agentrl.datastore.table import delta_log as log
@@ -30,7 +30,6 @@ from agentrl.datastore.table.ids import KnownIds
 from agentrl.datastore.table.ingest import BATCH_ROWS, OnError, Rows
 from agentrl.datastore.table.row_digests import CONTENT, STORED_SCHEMA, combined, contents
 from agentrl.datastore.table.writer import FOLDER
-from agentrl.schemas.hints import did_you_mean
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
 if TYPE_CHECKING:
@@ -240,7 +239,7 @@ class TrajectoryBuffer:
 
         return changes(self, old, new)
 
-    def batches(self, ids: Sequence[str], batch_rows: int, **options: Any) -> "BufferBatches":
+    def batches(self, ids: Ids, batch_rows: int, **options: Any) -> "BufferBatches":
         """Training batches of a selection, in a seeded order that can be resumed; for options see
         :class:`agentrl.datastore.read.batches.BufferBatches`."""
         from agentrl.datastore.read.batches import BufferBatches
@@ -315,7 +314,7 @@ class TrajectoryBuffer:
     def read(self, ids: Ids, columns: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
         """These rows, in the order asked, with these columns (default: all), as they were at a version (default: the
         newest). For many rows give the ids as an Arrow array."""
-        return self._read(id_array(ids), _known(columns), version)
+        return self._read(id_array(ids), known_columns(columns), version)
 
     def _read(self, ids: pa.Array, wanted: list[str], version: int | None = None) -> pa.Table:
         schema = _columns(wanted)
@@ -347,7 +346,7 @@ class TrajectoryBuffer:
 
     def attempts(self, task_id: str, columns: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
         """All rows that attempt a task, sorted by id; empty if there are none. The rest as for :meth:`read`."""
-        wanted = _known(columns)
+        wanted = known_columns(columns)
         read = list(dict.fromkeys(["trajectory_id", "task_id", *wanted]))
 
         def ask() -> pa.Table:
@@ -378,15 +377,6 @@ class TrajectoryBuffer:
         for part in (names.slice(start, size) for start in range(0, len(names), size)):
             rows = self._read(part, [CONTENT] if stored else TRAJECTORY_SCHEMA.names)
             yield rows[CONTENT] if stored else contents(rows)
-
-
-def _known(columns: Sequence[str] | None) -> list[str]:
-    """These columns, or all. Raises StoreError if a trajectory has none of such a name."""
-    names = list(columns) if columns is not None else list(TRAJECTORY_SCHEMA.names)
-    if unknown := [name for name in names if name not in TRAJECTORY_SCHEMA.names]:
-        hint = did_you_mean(unknown[0], TRAJECTORY_SCHEMA.names)
-        raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
-    return names
 
 
 def _columns(names: Sequence[str]) -> pa.Schema:

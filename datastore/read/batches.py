@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from agentrl.datastore.read.lookup import id_array
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.read.lookup import Ids
 
 TOKEN_COLUMNS = ("trajectory_id", "input_ids", "action_mask", "logprobs")
 
@@ -42,7 +46,7 @@ class BufferBatches:
     def __init__(
         self,
         buffer: "TrajectoryBuffer",
-        ids: Sequence[str],
+        ids: "Ids",
         batch_rows: int,
         *,
         seed: int = 0,
@@ -57,10 +61,11 @@ class BufferBatches:
                 f"batch_rows {batch_rows}, epochs {epochs}, rank {rank}, world {world}: batch_rows and world are at "
                 "least 1, epochs at least 0, and rank is below world"
             )
-        if len(set(ids)) != len(ids):
+        names = id_array(ids)
+        if pc.count_distinct(names).as_py() != len(names):
             raise ValueError("the selection holds an id twice; each row is given once per epoch, use weights instead")
         self.buffer = buffer
-        self.ids = sorted(ids)  # so that the order depends only on the selection's content
+        self.ids = names.take(pc.sort_indices(names))  # so that the order depends only on the selection's content
         self.batch_rows = batch_rows
         self.seed = seed
         self.epochs = epochs
@@ -74,18 +79,24 @@ class BufferBatches:
         """Batches of one epoch, over all readers; the last one may be short."""
         return -(-len(self.ids) // self.batch_rows)
 
-    def order(self, epoch: int) -> list[str]:
+    def order(self, epoch: int) -> pa.Array:
         """Ids in the order of one epoch."""
-        shuffled = np.random.default_rng([self.seed, epoch]).permutation(len(self.ids))
-        return [self.ids[index] for index in shuffled]
+        return self.ids.take(pa.array(np.random.default_rng([self.seed, epoch]).permutation(len(self.ids))))
 
     def __iter__(self) -> Iterator[BufferBatch]:
-        position = self.start
+        return self.share(0, 1)
+
+    def share(self, worker: int, workers: int) -> Iterator[BufferBatch]:
+        """Every ``workers``-th batch of this reader, counted from ``start``. Workers that are asked in turn, the first
+        one first, so give the reader's batches in their order from any start."""
+        position, own = self.start, 0
         for epoch in range(position.epoch, self.epochs):
             order = self.order(epoch)
             for number in range(position.batch, self.per_epoch):
                 if number % self.world == self.rank:
-                    ids = order[number * self.batch_rows : (number + 1) * self.batch_rows]
-                    after = Position(epoch, number + 1)
-                    yield BufferBatch(self.buffer.read(ids, self.columns), epoch, number, after)
+                    if own % workers == worker:
+                        ids = order.slice(number * self.batch_rows, self.batch_rows)
+                        rows = self.buffer.read(ids, self.columns)
+                        yield BufferBatch(rows, epoch, number, Position(epoch, number + 1))
+                    own += 1
             position = replace(position, batch=0)

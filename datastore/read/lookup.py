@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agentrl.datastore.errors import CorruptError
+from agentrl.datastore.errors import CorruptError, StoreError
 from agentrl.datastore.read.footers import part
 from agentrl.datastore.read.row_index import LEAST_GROUPS, RowGroup, RowIndex
 from agentrl.datastore.read.token_cache import Copies
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.older_schemas import to_read, upgrade
-from agentrl.schemas.hints import nearest
+from agentrl.schemas.hints import did_you_mean, nearest
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
 if TYPE_CHECKING:
     import polars as pl
@@ -44,6 +45,15 @@ class _Group(NamedTuple):
     number: int
     least: str
     most: str
+
+
+def known_columns(columns: Sequence[str] | None) -> list[str]:
+    """These columns, or all. Raises StoreError if a trajectory has none of such a name."""
+    names = list(columns) if columns is not None else list(TRAJECTORY_SCHEMA.names)
+    if unknown := [name for name in names if name not in TRAJECTORY_SCHEMA.names]:
+        hint = did_you_mean(unknown[0], TRAJECTORY_SCHEMA.names)
+        raise StoreError(f"a trajectory has no column {unknown[0]!r}{hint}")
+    return names
 
 
 def id_array(ids: Ids) -> pa.Array:

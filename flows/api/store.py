@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from agentrl.datastore.formats.annotations import Annotations, Said
     from agentrl.datastore.formats.imports import Imported
+    from agentrl.datastore.read.torch_stream import TokenStream
     from agentrl.datastore.search.experience import Demonstration
     from agentrl.flows.api.cuts import Cut
     from agentrl.flows.api.servers import ModelServer, View
@@ -151,6 +152,30 @@ class Store:
     def annotation_log(self, version: int | None = None) -> "pl.DataFrame":
         """All annotations that were ever given, oldest first; ``version`` is how many appends are taken."""
         return self.buffer.annotations.frame(version)
+
+    def stream(
+        self, batch_rows: int, *, where: str | None = None, split: str | None = "train", **options: Any
+    ) -> "TokenStream":
+        """Rows as a torch ``IterableDataset`` of batches that shards and resumes; see :func:`token_stream` for the
+        options: ``columns``, ``seed``, ``epochs``, ``position``, ``rank``, ``world``."""
+        from agentrl.datastore.read.torch_stream import token_stream
+        from agentrl.pipelines.stages.select import in_split, matching
+
+        return token_stream(self.buffer, matching(self.buffer, in_split(where, split)), batch_rows, **options)
+
+    def to_ray_dataset(self, columns: Sequence[str] | None = None, *, where: str | None = None) -> Any:
+        """Rows as a ``ray.data.Dataset``, with typed messages, tokens and masks; ``columns`` None: all."""
+        from agentrl.datastore.read.dataframes import ray_dataset
+        from agentrl.pipelines.stages.select import matching
+
+        return ray_dataset(self.buffer, columns, matching(self.buffer, where) if where else None)
+
+    def to_daft(self, columns: Sequence[str] | None = None) -> Any:
+        """Rows as a ``daft.DataFrame``. Join by strings such as ``trajectory_id`` only: in Daft 0.7 a join by a binary
+        column is silently a cross product, or does not end."""
+        from agentrl.datastore.read.dataframes import daft_frame
+
+        return daft_frame(self.buffer, columns)
 
     # choosing
 

@@ -1,14 +1,14 @@
 """A store: rows, artifacts and runs, as frames."""
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.flows.api.answers import frame, shown_work
 from agentrl.flows.api.run import RunResult, StageResult, stage_result
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Store:
         search``: ``method``, ``where``, ``diverse``, ``per_task``, ``embedder``. ``method="text"`` finds words in
         messages, calls and answers of tools instead, as in ``'refund "gift card" -paypal'``. What is new is indexed
         first, and ``progress`` shows how far that is."""
-        with _shown("search index", progress) as told:
+        with shown_work("search index", progress) as told:
             return self.buffer.search(text, k, progress=told, **options)
 
     def index(self, embedder: str | None = None, *, rebuild: bool = False, progress: bool = True) -> "pl.DataFrame":
@@ -77,9 +77,9 @@ class Store:
         prompts it holds, and how many of them are longer than the embedder looks at."""
         from agentrl.datastore.search.index import SearchIndex
 
-        with _shown("search index", progress) as told:
+        with shown_work("search index", progress) as told:
             state = SearchIndex(self.buffer, embedder).refresh(rebuild, told)
-        return _frame([{name: value for name, value in vars(state).items() if name != "parts"}])
+        return frame([{name: value for name, value in vars(state).items() if name != "parts"}])
 
     def experience(self, prompt: str, **options: Any) -> "list[Demonstration]":
         """Successful runs of tasks like this one, as demonstrations; options are those of ``agentrl buffer
@@ -92,7 +92,7 @@ class Store:
 
     def history(self, limit: int | None = None) -> "pl.DataFrame":
         """The versions of the table, newest first."""
-        return _frame(self.buffer.history(limit))
+        return frame(self.buffer.history(limit))
 
     # in and out
 
@@ -113,7 +113,7 @@ class Store:
         from agentrl.pipelines.stages.imports import import_files
 
         given = [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else list(map(os.fspath, paths))
-        with _shown("import", progress) as told:
+        with shown_work("import", progress) as told:
             return import_files(self.buffer, given, format, progress=told, **options)
 
     def export(
@@ -237,7 +237,7 @@ class Store:
             outcome = publish(Rows(self.path), name, {"version": version, **config}, seed, Path(), told)
             return StageResult(self.catalog, outcome.manifest)
 
-        with _shown(name, progress) as told:
+        with shown_work(name, progress) as told:
             return self.buffer.newest(of)
 
     # what runs left
@@ -246,7 +246,7 @@ class Store:
         """The newest runs: id, pipeline, state, times, and how many stages ran."""
         from agentrl.pipelines.run.runs import all_runs, summary
 
-        return _frame([summary(run) for run in all_runs(self.catalog)[:limit]])
+        return frame([summary(run) for run in all_runs(self.catalog)[:limit]])
 
     def run(self, run_id: str = "last") -> RunResult:
         """A run by its id or the beginning of it. Raises LookupError if there is none."""
@@ -289,9 +289,9 @@ class Store:
 
     def gc(self, *, keep_runs: int, dry_run: bool = True) -> dict[str, Any]:
         """Remove artifacts that no tag, and none of the newest runs, needs; a dry run lists them."""
-        from agentrl.pipelines.results.gc import collect, find_garbage
+        from agentrl.pipelines.results import gc
 
-        return (find_garbage if dry_run else collect)(self.catalog, keep_runs).to_json()
+        return (gc.find_garbage if dry_run else gc.collect)(self.catalog, keep_runs).to_json()
 
     def doctor(self, run_id: str = "last", *, recompute: bool = False) -> "pl.DataFrame":
         """What is wrong with a run's rollouts and training: stage, name, evidence, threshold, remedy."""
@@ -299,7 +299,7 @@ class Store:
 
         findings = diagnose(self.path, self.run(run_id).record, recompute)
         rows = [{"stage": name, **vars(finding)} for name, each in findings.items() for finding in each]
-        return _frame(rows, ["stage", "name", "evidence", "threshold", "remedy"])
+        return frame(rows, ["stage", "name", "evidence", "threshold", "remedy"])
 
     def replay(self, stage: str, step: int, *, set: dict[str, Any] | None = None) -> "Replayed":
         """Compute one training step again from Parquet; ``set`` changes settings of that step only."""
@@ -319,8 +319,7 @@ class Store:
         return self.buffer.quarantined()
 
     def forget(self, fingerprint: str, *, dry_run: bool = False) -> int:
-        """Remove the rows of an import, or of one of its files, by the beginning of its fingerprint; how many they are.
-        Raises StoreError if no import has it."""
+        """Remove the rows of an import, or of one file of it, by the beginning of its fingerprint; how many they are."""
         from agentrl.datastore.upkeep import forget
 
         return forget(self.buffer, fingerprint, dry_run=dry_run).rows
@@ -329,7 +328,7 @@ class Store:
         """What is wrong with the table: kind, what, and the next step; no rows if nothing is."""
         from agentrl.datastore.upkeep import check
 
-        return _frame([vars(fault) for fault in check(self.buffer)], ["kind", "what", "advice"])
+        return frame([vars(fault) for fault in check(self.buffer)], ["kind", "what", "advice"])
 
     def compact(self) -> dict[str, int]:
         """Merge small files; no row changes."""
@@ -382,7 +381,7 @@ class Store:
         from agentrl.pipelines.plan.proved import proved
 
         folder = as_folder(model_path(self.catalog, model), weights=False)
-        return _frame(proved(str(folder), form).table())
+        return frame(proved(str(folder), form).table())
 
     def view(self, *, height: int = 800, write: bool = False, port: int = 0) -> "View":
         """Start the viewer on this store. In a notebook it is shown inline, ``height`` pixels high; ``.url`` is its
@@ -395,23 +394,7 @@ class Store:
         from agentrl.pipelines import displays
 
         rows = [{"of": name, "count": value} for name, value in self.stats().items() if isinstance(value, int | float)]
-        frame = displays.Frame()
-        frame.block([("font-weight:600", repr(self))], "")
-        frame.add(displays.table(rows, ["of", "count"]))
-        return frame.done()
-
-
-def _shown(what: str, progress: bool) -> "AbstractContextManager[Callable[..., None]]":
-    """Shows work that may be long: in a notebook at once, elsewhere as lines if it is."""
-    from agentrl.flows.showing import display_for, shown
-    from agentrl.flows.terminal import console
-
-    return shown(what, display_for(console(), quiet=not progress))
-
-
-def _frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> "pl.DataFrame":
-    import polars as pl
-
-    if not rows:
-        return pl.DataFrame(schema=dict.fromkeys(columns, pl.String))
-    return pl.DataFrame(rows, infer_schema_length=None, strict=False)
+        shown = displays.Frame()
+        shown.block([("font-weight:600", repr(self))], "")
+        shown.add(displays.table(rows, ["of", "count"]))
+        return shown.done()

@@ -47,6 +47,10 @@ Only = Annotated[list[str] | None, typer.Option(help="Only this stage, from cach
 From = Annotated[list[str] | None, typer.Option("--from", help="This stage and all after it")]
 Until = Annotated[list[str] | None, typer.Option(help="This stage and all before it")]
 Force = Annotated[bool, typer.Option("--force", help="Take the stages as not cached")]
+OnSecrets = Annotated[
+    str | None,
+    typer.Option("--secrets", help="redact: write placeholders for secrets; refuse: fail if a row holds any"),
+]
 Replace = Annotated[bool, typer.Option("--force", help="Replace a file that exists")]
 Artifact = Annotated[str, typer.Argument(help="TAG, STAGE (its newest), PIPELINE:STAGE or STAGE/FINGERPRINT")]
 Run = Annotated[str, typer.Argument(help="A run: its id, the beginning of it, or last")]

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import InvalidRowsError, StoreError
+from agentrl.datastore.redaction.rows import RowRedaction
 from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import EmbeddedConfig, EngineConfig
@@ -27,9 +28,11 @@ FOLDER = "recordings"
 
 @dataclass(frozen=True)
 class BufferRows:
-    """Rows of recordings go to the buffer. A recording is the ``fingerprint`` of its rows."""
+    """Rows of recordings go to the buffer. A recording is the ``fingerprint`` of its rows. With ``redaction``,
+    placeholders stand for the secrets in them."""
 
     buffer: TrajectoryBuffer
+    redaction: RowRedaction | None = None
 
     def stored(self, recording: str) -> set[str]:
         """See :class:`agentrl.recorder.aside.RowStore`."""
@@ -40,6 +43,11 @@ class BufferRows:
         has. Raises StoreError if another append has that name, and lacks some of these rows."""
         from agentrl.recorder.aside import UnstorableError
 
+        if self.redaction is not None:
+            try:
+                rows = [self.redaction.clean(row).row for row in rows]
+            except StoreError as error:
+                raise UnstorableError(str(error)) from None
         first = min(int(row.episode_id.rpartition("-")[2]) for row in rows)
         try:
             done = self.buffer.append(rows, stage=rows[0].stage, fingerprint=recording, shard=first)
@@ -84,8 +92,11 @@ def recorder_of(
     name: str | None = None,
     turn_s: float = 600.0,
     seed: int = 0,
+    redacted: bool = False,
 ) -> "Recorder":
-    """A recorder of ``model``, an artifact or a folder, that stores rows in ``store``. It is served as ``name``.
+    """A recorder of ``model``, an artifact or a folder, that stores rows in ``store``. It is served as ``name``. If
+    ``redacted``, placeholders stand for secrets in the rows that are stored; files of open episodes, which go when
+    their rows are stored, have them still.
 
     Raises LookupError if there is no such model, and ValueError if it cannot be served.
     """
@@ -103,8 +114,10 @@ def recorder_of(
         )
     _ = policy.codec  # a model whose dialect is not known is refused before anything is served
     buffer = TrajectoryBuffer(store)
-    keep_tokenizer(buffer.storage, policy)
+    if not keep_tokenizer(buffer.storage, policy) and redacted:
+        raise ValueError("--secrets: the tokenizer of this model has no fast form, so its tokens cannot be redacted")
     folder = recordings_of(buffer)
-    episodes = Episodes(folder, BufferRows(buffer), policy.name, policy.tokenizer_fingerprint)
+    kept = BufferRows(buffer, RowRedaction(buffer.storage) if redacted else None)
+    episodes = Episodes(folder, kept, policy.name, policy.tokenizer_fingerprint)
     sampler = Sampler(engine.build(policy), policy, sampling.of(policy), turn_s, seed)
     return Recorder(sampler, policy.name, episodes, settings)

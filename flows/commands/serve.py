@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from agentrl.flows.commands._common import FAILED, fail, open_catalog
+from agentrl.flows.commands._common import FAILED, fail, on_secrets, open_catalog
 from agentrl.flows.commands.artifacts import looked_up
 from agentrl.flows.options import Host, Json, ModelName, Port, Seed, TurnTokens, command
 from agentrl.flows.terminal import say, say_json
@@ -46,6 +46,9 @@ def serve(
         str, typer.Option(help="keep: earlier turns stay as sampled; template: as the chat template shows them")
     ] = "keep",
     idle_s: Annotated[float, typer.Option(min=1, help="Seconds without a request that end an episode unscored")] = 3600,
+    secrets: Annotated[
+        str | None, typer.Option(help="redact: rows are stored with placeholders for secrets, see the extra redact")
+    ] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -63,6 +66,7 @@ def serve(
 
     if host not in LOOPBACK and not api_key:
         raise fail(f"error: --host {host} is reached by others: set AGENTRL_API_KEY, or leave --host out")
+    redacted = on_secrets(secrets, "redact") is not None
     settings = _settings(history, fixed_temperature, accept_any_model, idle_s, api_key)
     open_catalog(record)  # a store that cannot be used is said before the model is loaded
     search_in([Path.cwd()])  # an engine of the user's own
@@ -70,7 +74,14 @@ def serve(
     try:
         with looked_up():
             recorder = recorder_of(
-                record, model, engine_config(_read(engine)), sampling, settings, served_name, seed=seed
+                record,
+                model,
+                engine_config(_read(engine)),
+                sampling,
+                settings,
+                served_name,
+                seed=seed,
+                redacted=redacted,
             )
     except ValueError as error:
         raise fail(f"error: {error}") from None

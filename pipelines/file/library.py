@@ -44,6 +44,7 @@ STAGES = {
     "trajectories.import_cut": "agentrl.pipelines.stages.cut:import_cut",
     "trajectories.negatives": "agentrl.pipelines.stages.trajectories:negatives",
     "trajectories.rationalize": "agentrl.pipelines.methods.star.rationalize:rationalize",
+    "trajectories.redact": "agentrl.pipelines.stages.redact:redact",
     "trajectories.reject": "agentrl.pipelines.stages.trajectories:reject",
     "trajectories.relabel": "agentrl.pipelines.methods.hindsight.relabel:relabel",
     "trajectories.reopen": "agentrl.pipelines.stages.reopen:reopen",

@@ -1,0 +1,1 @@
+"""Secrets in rows: where they are, and rows in which typed placeholders stand for them."""

@@ -1,0 +1,176 @@
+"""Rows without secrets: all texts, JSON and token ids of a row, with one set of placeholders for many rows."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from agentrl.datastore.artifacts.tokenizers import kept
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.redaction.detect import Detectors
+from agentrl.datastore.redaction.placeholders import Placeholders
+from agentrl.datastore.redaction.settings import EVERYTHING, Redaction
+from agentrl.datastore.redaction.texts import RowSecrets
+from agentrl.datastore.redaction.tokens import Change, Vocabulary, changes, positions, runs
+from agentrl.schemas.trajectory import Message, Span, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
+
+REDACTED = "redacted"
+"""Tag of a row in which placeholders stand for secrets."""
+
+TEXTS = ("prompt", "task_id", "episode_id", "group_id", "agent", "policy", "source_id", "source_file", "model")
+JSONS = ("tools", "final_state", "sampling")
+"""Columns of a row, beside its messages and tags, that what others wrote may be in."""
+
+OnTokens = Literal["rewrite", "drop"]
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """A row after redaction, and how often each kind was replaced in its texts. ``row`` is the one that was given if
+    there was nothing to replace. ``tokens`` counts the token ids that gave way."""
+
+    row: Trajectory
+    counts: Counter[str]
+    tokens: int = 0
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.counts)
+
+
+class RowRedaction:
+    """Cleans rows, one after the other, with placeholders that are equal for equal values."""
+
+    def __init__(
+        self,
+        storage: "LocalStorage | S3Storage",
+        settings: Redaction = EVERYTHING,
+        on_tokens: OnTokens = "rewrite",
+    ) -> None:
+        self._storage = storage
+        self._detectors = Detectors(settings)
+        self._on_tokens = on_tokens
+        self.placeholders = Placeholders()
+        self._vocabulary = lru_cache(maxsize=8)(self._read_vocabulary)
+
+    def clean(self, row: Trajectory) -> Cleaned:
+        """The row with placeholders for its secrets, in its texts and in its tokens. Tokens that were replaced were not
+        sampled: their mask is false and their log-probs are NaN.
+
+        Raises StoreError if the row has tokens of a tokenizer that the store does not keep, or that cannot spell a
+        placeholder, unless tokens are dropped: then a row with secrets keeps its text alone.
+        """
+        secrets = RowSecrets(self._detectors, self.placeholders)
+        self._learn(row, secrets)
+        update: dict[str, Any] = {
+            name: value for name in TEXTS if (value := _changed(secrets.text, getattr(row, name))) is not None
+        }
+        update |= {name: value for name in JSONS if (value := _changed(secrets.json, getattr(row, name))) is not None}
+        messages = [_message(message, secrets) for message in row.messages]
+        tags = [secrets.text(tag) for tag in row.tags]
+        counts, replaced = Counter(secrets.counts), 0
+        cleaned = row.model_copy(update={**update, "messages": messages, "tags": tags})
+        if row.input_ids and self._on_tokens == "rewrite":
+            while made := self._changes(cleaned, secrets):
+                cleaned = cleaned.model_copy(update=_moved(cleaned, made))
+                replaced += sum(change.end - change.start for change in made)
+        if not counts and not replaced:
+            return Cleaned(row, Counter())
+        if row.input_ids and self._on_tokens == "drop":
+            cleaned = cleaned.model_copy(update=_without_tokens(messages))
+        marked = [*(tag for tag in tags if tag != REDACTED), REDACTED]
+        return Cleaned(cleaned.model_copy(update={"tags": marked}), counts or Counter(secrets.counts), replaced)
+
+    def _learn(self, row: Trajectory, secrets: RowSecrets) -> None:
+        """Look through the whole row first, so that a secret that one text shows is known in all of them."""
+        for message in row.messages:
+            for text in (message.content, message.reasoning or ""):
+                secrets.learn(text)
+            for call in message.tool_calls:
+                secrets.learn_json(call.arguments)
+        for name in JSONS:
+            secrets.learn_json(getattr(row, name))
+        secrets.learn(row.prompt)
+
+    def _changes(self, row: Trajectory, secrets: RowSecrets) -> list[Change]:
+        vocabulary = self._vocabulary(row.tokenizer)
+        made = []
+        for start, end in runs(vocabulary, row.input_ids):
+            ids = row.input_ids[start:end]
+            text = vocabulary.text(ids)[0]
+            places = [(hit.start, hit.end, secrets.placeholder(hit, text)) for hit in secrets.hits(text)]
+            for change in changes(vocabulary, ids, places) if places else []:
+                made.append(Change(start + change.start, start + change.end, change.ids))
+        return made
+
+    def _read_vocabulary(self, tokenizer: str) -> Vocabulary:
+        data = kept(self._storage, tokenizer) if tokenizer else None
+        if data is None:
+            raise StoreError(
+                f"rows have tokens of the tokenizer {tokenizer or '(unknown)'}, which this store does not keep, so "
+                "that nobody knows what they say: write it into the store (agentrl buffer tokenizer FOLDER), or set "
+                "tokens: drop, which keeps the text of rows with secrets alone"
+            )
+        return Vocabulary(tokenizer, data.decode())
+
+
+def _changed(clean: Any, text: str | None) -> str | None:
+    """A text after cleaning; None if that changes nothing."""
+    after = clean(text) if text else text
+    return after if after != text else None
+
+
+def _message(message: Message, secrets: RowSecrets) -> Message:
+    calls = [
+        call.model_copy(update={"arguments": secrets.json(call.arguments), "name": secrets.text(call.name)})
+        for call in message.tool_calls
+    ]
+    reasoning = message.reasoning if message.reasoning is None else secrets.text(message.reasoning)
+    return message.model_copy(
+        update={"content": secrets.text(message.content), "reasoning": reasoning, "tool_calls": calls}
+    )
+
+
+def _without_tokens(messages: list[Message]) -> dict[str, Any]:
+    spoken = [message.model_copy(update={"token_start": None, "token_end": None}) for message in messages]
+    empty: dict[str, Any] = {"input_ids": [], "action_mask": [], "logprobs": [], "spans": []}
+    return {**empty, "messages": spoken, "tokenizer": "", "n_tokens": 0, "n_action_tokens": 0, "fork_at": 0}
+
+
+def _moved(row: Trajectory, made: list[Change]) -> dict[str, Any]:
+    """The token columns of a row after changes, and its messages with the spans that they have then. It is no
+    continuation of the row that it was made of, so ``fork_at`` is 0."""
+    at = positions(len(row.input_ids), made)
+    ids, mask, logprobs = (list(column) for column in (row.input_ids, row.action_mask, row.logprobs))
+    for change in reversed(made):
+        ids[change.start : change.end] = change.ids
+        mask[change.start : change.end] = [False] * len(change.ids)
+        logprobs[change.start : change.end] = [float("nan")] * len(change.ids)
+    spans = [
+        Span(version=span.version, start=int(at[span.start]), end=int(at[span.end]))
+        for span in row.spans
+        if at[span.end] > at[span.start]
+    ]
+    return {
+        "input_ids": ids,
+        "action_mask": mask,
+        "logprobs": logprobs,
+        "spans": spans,
+        "n_tokens": len(ids),
+        "n_action_tokens": int(np.sum(mask)),
+        "fork_at": 0,
+        "messages": [_placed(message, at) for message in row.messages],
+    }
+
+
+def _placed(message: Message, at: np.ndarray) -> Message:
+    if message.token_start is None or message.token_end is None:
+        return message
+    return message.model_copy(
+        update={"token_start": int(at[message.token_start]), "token_end": int(at[message.token_end])}
+    )

@@ -11,7 +11,7 @@ EXTRAS_VENV ?= .venv-extras
 AGENTS ?= build/agents
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer clean
+.PHONY: run bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer bench-cut clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -116,7 +116,7 @@ bench-families: $(VENV)/.run bubblewrap
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 	$(BIN)/python benchmarks/scale_store.py
 
-bench-buffer bench-pipelines bench-training bench-learning bench-methods bench-scale bench-formats bench-online bench-prompts: $(VENV)/.bench
+bench-buffer bench-pipelines bench-training bench-learning bench-methods bench-scale bench-formats bench-online bench-prompts bench-cut: $(VENV)/.bench
 	$(BIN)/python benchmarks/$(@:bench-%=%).py
 
 # against the viewers of inspect-ai, arize-phoenix and trackio, each in an interpreter of its own; the store, and what those were

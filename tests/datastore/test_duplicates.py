@@ -24,7 +24,7 @@ THRESHOLD = 0.8
 
 def grams(text: str) -> set[tuple[str, ...]]:
     words = re.findall(r"\w+", text.lower())
-    return {tuple(words[place : place + 3]) for place in range(max(1, len(words) - 2))} if words else set()
+    return {tuple(words[start : start + 3]) for start in range(max(1, len(words) - 2))} if words else set()
 
 
 def similarity(first_text: str, second_text: str) -> float:
@@ -34,8 +34,8 @@ def similarity(first_text: str, second_text: str) -> float:
 
 def changed(words: list[str], edits: int, random: np.random.Generator) -> list[str]:
     copy = list(words)
-    for place in random.choice(len(copy), edits, replace=False).tolist():
-        copy[place] = f"new{random.integers(10**9)}"
+    for start in random.choice(len(copy), edits, replace=False).tolist():
+        copy[start] = f"new{random.integers(10**9)}"
     return copy
 
 
@@ -53,8 +53,8 @@ def planted(seed: int) -> list[list[str]]:
 
 
 def spoken(number: int, text: str, task: str = "t", **fields: Any) -> Trajectory:
-    said = [Message(role=Role.USER, content="q"), Message(role=Role.ASSISTANT, content=text)]
-    values = {"task_id": task, "prompt": "q", "reward": 1.0, "messages": said} | fields
+    messages = [Message(role=Role.USER, content="q"), Message(role=Role.ASSISTANT, content=text)]
+    values = {"task_id": task, "prompt": "q", "reward": 1.0, "messages": messages} | fields
     return build(number, input_ids=[], action_mask=[], logprobs=[], n_tokens=number, **values)
 
 

@@ -188,8 +188,9 @@ def read_rules(rules: Any, kind: type[R]) -> R:
     return rules_of(Path(rules), kind) if isinstance(rules, str | PathLike) else checked_rules(rules, "rules", kind)
 
 
-def rules_of(path: Path, kind: type[R]) -> R:
-    """The rules of a YAML file, of this ``kind``. Raises StoreError with all that is wrong with it."""
+def rules_of(path: Path, kind: type[R], what: str = "rules") -> R:
+    """The rules of a YAML file, of this ``kind``, or ``what`` else it holds. Raises StoreError with all that is wrong
+    with it."""
     from agentrl.datastore.errors import StoreError
     from agentrl.pipelines.file import library, yaml_text
 
@@ -197,24 +198,24 @@ def rules_of(path: Path, kind: type[R]) -> R:
     try:
         content, wrong = yaml_text.parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise StoreError(f"there is no rules file {path}") from None
+        raise StoreError(f"there is no {what} file {path}") from None
     except (UnicodeDecodeError, yaml_text.YamlError) as error:
         raise StoreError(f"{path} {error if isinstance(error, yaml_text.YamlError) else 'is not text'}") from None
     if wrong:
         raise StoreError(
-            f"{path} does not hold rules:\n" + "\n".join(f"  line {mistake.line}: {mistake}" for mistake in wrong)
+            f"{path} does not hold {what}:\n" + "\n".join(f"  line {mistake.line}: {mistake}" for mistake in wrong)
         )
-    return checked_rules(content, str(path), kind)
+    return checked_rules(content, str(path), kind, what)
 
 
-def checked_rules(content: Any, source: str, kind: type[R]) -> R:
+def checked_rules(content: Any, source: str, kind: type[R], what: str = "rules") -> R:
     """A list of rules, or a mapping with ``rules`` and settings. Raises StoreError with all that is wrong with it."""
     from pydantic import ValidationError
 
     from agentrl.datastore.errors import StoreError
 
     try:
-        return kind.model_validate({"rules": content} if isinstance(content, list) else content)
+        return kind.model_validate({what: content} if isinstance(content, list) else content)
     except ValidationError as error:
         lines = [f"  {'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()]
-        raise StoreError(f"{source} does not hold rules:\n" + "\n".join(lines)) from None
+        raise StoreError(f"{source} does not hold {what}:\n" + "\n".join(lines)) from None

@@ -15,6 +15,7 @@ from agentrl.flows.terminal import say, say_json
 from agentrl.recorder.listening import bound
 
 if TYPE_CHECKING:
+    from agentrl.datastore.annotations.labels import LabelSchema
     from agentrl.flows.viewer.guard import Door
 
 app = typer.Typer()
@@ -36,6 +37,10 @@ def view(
     frame_ancestors: Annotated[
         list[str] | None,
         typer.Option(help="An origin, as http://localhost:8888, whose pages may show this one in a frame; repeatable"),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="A YAML file with the labels that people may give to rows, beside thumbs and stars"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -61,6 +66,7 @@ def view(
         open_catalog(store)  # says what is wrong with the credentials
     elif not Path(store).is_dir():
         raise fail(f"error: there is no store at {store}; check --store, or run a pipeline first")
+    schema = _schema_of(labels) if labels else None
     try:
         listening = bound(host, port)
     except OSError as error:
@@ -69,7 +75,14 @@ def view(
     asks = write or not (unsafe_open or is_loopback(host))
     door = Door(host, port, secrets.token_urlsafe(24) if asks else None, write, tuple(frame_ancestors or ()))
     _say_where(store, door, is_loopback(host), as_json)
-    _serve(store, door, listening)
+    _serve(store, door, listening, schema)
+
+
+def _schema_of(labels: Path) -> "LabelSchema":
+    from agentrl.datastore.annotations.labels import LabelSchema
+    from agentrl.flows.commands._selections import rules_of
+
+    return rules_of(labels, LabelSchema, "labels")
 
 
 def _refuse_options(context: typer.Context) -> None:
@@ -162,7 +175,7 @@ def export(
             say(f"{rows:,} rows lost all of their tokens, because the text of their tokens is unknown")
 
 
-def _serve(store: str, door: "Door", listening: socket.socket) -> None:
+def _serve(store: str, door: "Door", listening: socket.socket, labels: "LabelSchema | None") -> None:
     """Until Ctrl-C or SIGTERM."""
     import uvicorn
 
@@ -171,7 +184,7 @@ def _serve(store: str, door: "Door", listening: socket.socket) -> None:
     from agentrl.flows.viewer.app import application, opening
     from agentrl.recorder.connections import Connection  # half-sent requests end after a time
 
-    app_ = application(opening(store), door, lambda: server.should_exit)
+    app_ = application(opening(store, labels), door, lambda: server.should_exit)
     quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off"}
     config = uvicorn.Config(app_, http=Connection, timeout_graceful_shutdown=2, **quiet)
     server = uvicorn.Server(config)

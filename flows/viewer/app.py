@@ -27,6 +27,7 @@ from agentrl.pipelines.secrets import redacted
 from agentrl.schemas.json_text import loads, unstorable
 
 if TYPE_CHECKING:
+    from agentrl.datastore.annotations.labels import LabelSchema
     from agentrl.flows.viewer.reader import StoreReader
 
 STATIC = Path(__file__).parent / "static"
@@ -40,15 +41,16 @@ LONGEST_BODY = 2**16
 log = logging.getLogger(__name__)
 
 
-def opening(store: str) -> "Future[StoreReader]":
-    """The reader of a store to come: what it imports is loaded in a thread, while the server answers already."""
+def opening(store: str, labels: "LabelSchema | None" = None) -> "Future[StoreReader]":
+    """The reader of a store to come: what it imports is loaded in a thread, while the server answers already. People
+    may give ``labels``."""
     future: Future[StoreReader] = Future()
 
     def open_store() -> None:
         try:
             from agentrl.flows.viewer.reader import StoreReader
 
-            future.set_result(StoreReader(store))
+            future.set_result(StoreReader(store, labels) if labels else StoreReader(store))
         except BaseException as error:  # raised again by each question
             future.set_exception(error)
 

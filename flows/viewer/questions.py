@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from agentrl.flows.viewer.wire.labels import AnnotationQuery, LabelledRow, LabelQuery
 from agentrl.flows.viewer.wire.queries import (
     ArmsQuery,
     ArtifactPage,
@@ -201,6 +202,24 @@ def _stopped(reader: "StoreReader", request: Request, question: Query) -> Respon
     return Response(status_code=204)
 
 
+def _labels(reader: "StoreReader", request: Request, question: LabelQuery) -> Response:
+    from agentrl.flows.viewer.pages.labels import queue
+
+    return _json(queue(reader, question, reader.labels))
+
+
+def _labels_of_row(reader: "StoreReader", request: Request, question: LabelledRow) -> Response:
+    from agentrl.flows.viewer.pages.labels import row_labels
+
+    return _json(row_labels(reader, question.row))
+
+
+def _annotated(reader: "StoreReader", request: Request, question: AnnotationQuery) -> Response:
+    from agentrl.flows.viewer.pages.labels import give
+
+    return _json(give(reader, question))
+
+
 QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/overview", OfPipeline, _overview),
     ("/api/plan", WhatIf, _plan),
@@ -233,11 +252,14 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/doctor", RunQuery, _doctor),
     ("/api/replay", ReplayedQuery, _replay),
     ("/api/run", RunQuery, _run),
+    ("/api/labels", LabelQuery, _labels),
+    ("/api/labels/row", LabelledRow, _labels_of_row),
 ]
 
 ACTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/replay", ReplayQuery, _replayed),
     ("/api/replay/stop", Query, _stopped),
     ("/api/selection", SaveQuery, _saved),
+    ("/api/annotation", AnnotationQuery, _annotated),
 ]
 """What POST does, with a JSON object instead of a query; only with ``agentrl view --write``."""

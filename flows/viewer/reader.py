@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from agentrl.datastore.annotations.labels import LabelSchema
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.tokenizers import TokenBytes
 from agentrl.datastore.buffer import TrajectoryBuffer
@@ -52,8 +53,8 @@ PLAN_S = 5.0
 class StoreReader:
     """A store, as the viewer sees it."""
 
-    def __init__(self, store: str) -> None:
-        self.store = store
+    def __init__(self, store: str, labels: LabelSchema = LabelSchema()) -> None:  # noqa: B008  (it is frozen)
+        self.store, self.labels = store, labels
         self.catalog = Catalog(store)
         self.tables = Tables(TrajectoryBuffer(store))
         self.artifacts = Artifacts(self.catalog)

@@ -14,6 +14,7 @@ const PAGES = [
   ["/doctor", "doctor", later(() => import("./doctor.js"), "DoctorPage")],
   ["/curation", "curation", later(() => import("./curation.js"), "CurationPage")],
   ["/tree", "trees", later(() => import("./tree.js"), "TreePage")],
+  ["/labels", "labels", later(() => import("./labels.js"), "LabelsPage")],
   ["/runs", "runs", later(() => import("./runs.js"), "RunsPage")],
 ];
 const TrajectoryPage = later(() => import("./trajectory.js"), "TrajectoryPage");

@@ -1,0 +1,123 @@
+"""The page of labels: which rows come next, what was said of a row, and saying something of it."""
+
+import getpass
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from agentrl.datastore.annotations.current import current
+from agentrl.datastore.annotations.labels import LabelSchema
+from agentrl.datastore.formats.annotations import annotate
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.labels import (
+    AnnotationQuery,
+    GivenLabel,
+    LabelChoice,
+    LabelGiven,
+    LabelQuery,
+    LabelQueue,
+    RowLabels,
+)
+from agentrl.schemas.json_text import loads
+
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+
+MOST = 500
+"""Rows of a queue that are named at once."""
+
+
+def queue(reader: "StoreReader", question: LabelQuery, schema: LabelSchema) -> LabelQueue:
+    """The rows of a filter in the order in which they are labelled.
+
+    ``unlabelled`` are those that the author gave no label of this name, by id. ``uncertain`` are the same, those first
+    whose chance of being good is nearest to one half: the mean that others gave the label, on a scale from 0 to 1, or
+    else the share of successes of the row's task. ``disagreements`` are rows of whose whole two authors say
+    differently, the most different first.
+    """
+    snapshot = reader.tables.at(question.at)
+    rows = snapshot.columns(["trajectory_id", "task_id", "success"])
+    mask = reader.mask(question, snapshot)
+    chance = pl.col("success").cast(pl.Float64).mean().over("task_id").alias("chance")
+    rows = rows.with_columns(chance)
+    if mask is not None:
+        rows = rows.filter(pl.Series(mask))
+    given = current(reader.tables.buffer.annotations.frame()).filter(
+        pl.col("turn").is_null(), pl.col("token_start").is_null(), pl.col("pair_id").is_null(), name=question.name
+    )
+    if question.queue == "disagreements":
+        ranked = rows.join(_disagreements(given), on="trajectory_id").sort(
+            "difference", "trajectory_id", descending=[True, False]
+        )
+    elif question.queue == "all":
+        ranked = rows.sort("trajectory_id")
+    else:
+        own = given.filter(author=question.author or _user())
+        ranked = rows.join(own, on="trajectory_id", how="anti").sort("trajectory_id")
+        if question.queue == "uncertain":
+            ranked = _most_uncertain(ranked, given)
+    return LabelQueue(
+        version=snapshot.version,
+        ids=ranked["trajectory_id"].head(MOST).to_list(),
+        total=ranked.height,
+        author=_user(),
+        labels=[LabelChoice(**label.model_dump()) for label in schema.every],
+    )
+
+
+def _disagreements(given: pl.DataFrame) -> pl.DataFrame:
+    """Rows of which authors say differently, with the share of pairs of authors that do."""
+    counts = given.filter(pl.col("value").is_not_null()).group_by("trajectory_id", "value").len("same")
+    total, same = pl.col("same").sum(), (pl.col("same") * (pl.col("same") - 1)).sum()
+    shares = counts.group_by("trajectory_id").agg(total.alias("authors"), same.alias("agreed"))
+    pairs = pl.col("authors") * (pl.col("authors") - 1)
+    return shares.filter(pairs > pl.col("agreed")).select(
+        "trajectory_id", (1 - pl.col("agreed") / pairs).alias("difference")
+    )
+
+
+def _most_uncertain(rows: pl.DataFrame, given: pl.DataFrame) -> pl.DataFrame:
+    """Rows, those first whose chance is nearest to one half; last those of which nothing is known."""
+    numbers = given.filter(pl.col("number").is_not_null())
+    least, most = numbers["number"].min(), numbers["number"].max()
+    low = min(0.0, float(least)) if isinstance(least, float) else 0.0
+    high = max(1.0, float(most)) if isinstance(most, float) else 1.0
+    others = numbers.group_by("trajectory_id").agg(((pl.col("number").mean() - low) / (high - low)).alias("said"))
+    chance = pl.coalesce("said", "chance")
+    return (
+        rows.join(others, on="trajectory_id", how="left")
+        .with_columns((chance - 0.5).abs().alias("from_half"))
+        .sort("from_half", "trajectory_id", nulls_last=True)
+    )
+
+
+def row_labels(reader: "StoreReader", row: str) -> RowLabels:
+    """What counts of what was said of a row, newest first."""
+    given = current(reader.tables.buffer.annotations.frame().filter(trajectory_id=row))
+    return RowLabels(annotations=[_shown(each) for each in reversed(given.to_dicts())])
+
+
+def _shown(given: dict[str, Any]) -> GivenLabel:
+    correction = given["correction"]
+    fields = {name: given[name] for name in ("name", "turn", "value", "comment", "author", "author_kind")}
+    text = None if correction is None else loads(correction).get("content", "")
+    return GivenLabel(**fields, correction=text, created_at=given["created_at"].isoformat(timespec="seconds"))
+
+
+def give(reader: "StoreReader", question: AnnotationQuery) -> LabelGiven:
+    """Append what is said of a row. Raises RefusedError if it does not fit the row."""
+    fields = question.model_dump(exclude_none=True)
+    if fields["comment"] == "" and "correction" not in fields:
+        fields["value"] = question.value  # None takes back what was said
+    done = annotate(reader.tables.buffer, [("label", fields)], source="viewer")
+    for refused in done.refused:
+        raise RefusedError(f"{refused.key} {refused.reason}", field=refused.key)
+    return LabelGiven(added=done.rows > 0, version=done.version)
+
+
+def _user() -> str:
+    """Who the viewer runs as."""
+    with suppress(OSError, KeyError):
+        return getpass.getuser()
+    return "nobody"

@@ -1,0 +1,108 @@
+"""Labels that people give in the viewer: which rows come next, and what is written."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from viewer_store import Browser, make_store
+
+from agentrl.datastore.annotations.labels import Label, LabelSchema
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.api.store import Store
+from agentrl.flows.commands._selections import checked_rules
+from agentrl.flows.viewer.app import application, opening
+from agentrl.flows.viewer.guard import Door
+
+KEY = "the-key"
+ALLOWED = {"x-agentrl-key": KEY}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    make_store(tmp_path / "store")
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def writer(store: Path) -> Browser:
+    return Browser(store, Door("127.0.0.1", 8322, write=True, key=KEY))
+
+
+def given(writer: Browser, row: str, value: str | None = "up", status: int = 200, **more: Any) -> Any:
+    fields = {"annotation_id": f"{row} {value} {more}"[:100], "trajectory_id": row, "name": "thumbs", "author": "ann"}
+    answer = writer.ask("/api/annotation", "POST", headers=ALLOWED, body={**fields, "value": value, **more})
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def test_a_label_is_written_once_and_read_back(writer: Browser, store: Path) -> None:
+    ids = writer.json("/api/labels", author="ann")["ids"]
+    assert given(writer, ids[0], turn=0) == {"added": True, "version": 1}
+    assert given(writer, ids[0], turn=0) == {"added": False, "version": 1}  # sent again, after a lost answer
+    given(writer, ids[0], None, name="correction", correction="it is Bob")
+    given(writer, ids[0], None, name="comment", comment="hm")
+    [comment, correction, thumb] = writer.json("/api/labels/row", row=ids[0])["annotations"]
+    assert (thumb["value"], thumb["turn"], thumb["author"]) == ("up", 0, "ann")
+    assert (correction["correction"], comment["comment"]) == ("it is Bob", "hm")
+    given(writer, ids[0], None, turn=0)  # taken back
+    assert len(writer.json("/api/labels/row", row=ids[0])["annotations"]) == 2
+    rows = Store(store).annotation_log()
+    assert rows.height == 4
+    assert set(rows["source"]) == {"viewer"}
+
+
+def test_what_does_not_fit_is_refused(writer: Browser, store: Path) -> None:
+    row = writer.json("/api/labels")["ids"][0]
+    assert given(writer, "nobody", status=400)["field"] == "trajectory_id"
+    assert "assistant messages" in given(writer, row, turn=99, status=400)["error"]
+    assert given(writer, row, author="", status=400)["field"] == "author"
+    reader = Browser(store)
+    assert reader.ask("/api/annotation", "POST", body={}).status_code == 405
+    refused = writer.ask("/api/annotation", "POST", headers={"x-agentrl-key": "wrong"}, body={})
+    assert refused.status_code == 403
+    assert Store(store).annotation_log().is_empty()
+
+
+def test_queues_bring_what_is_unlabelled_uncertain_or_disputed(writer: Browser, store: Path) -> None:
+    every = writer.json("/api/labels", queue="all")
+    ids, total = every["ids"], every["total"]
+    assert (len(ids), ids) == (total, sorted(ids))
+    given(writer, ids[0])
+    given(writer, ids[1], author="bob")
+    assert writer.json("/api/labels", author="ann")["ids"] == ids[1:]
+    assert writer.json("/api/labels", author="ann", name="stars")["total"] == total
+    chosen = f"trajectory_id = '{ids[1]}'"
+    assert writer.json("/api/labels", author="ann", filter=chosen)["ids"] == [ids[1]]
+    assert writer.json("/api/labels", queue="disagreements")["ids"] == []
+    given(writer, ids[1], "down", author="cleo")
+    given(writer, ids[1], "down", author="dora")
+    given(writer, ids[2], "up", author="bob")
+    given(writer, ids[2], "down", author="cleo")
+    assert writer.json("/api/labels", queue="disagreements")["ids"] == [ids[2], ids[1]]  # 1 of 1 pairs, 2 of 3
+    uncertain = writer.json("/api/labels", queue="uncertain", author="ann")["ids"]
+    assert uncertain[0] == ids[2]  # half of the others say up
+    assert ids[0] not in uncertain
+    rows = Store(store).rows.select("trajectory_id", "task_id", "success").collect()
+    rates = rows.with_columns(pl.col("success").cast(pl.Float64).mean().over("task_id").alias("rate"))
+    known = dict(rates.filter(~pl.col("trajectory_id").is_in(ids[:3])).select("trajectory_id", "rate").iter_rows())
+    rest = [known[row] for row in uncertain if known.get(row) is not None]
+    assert rest == sorted(rest, key=lambda rate: abs(rate - 0.5))
+
+
+def test_labels_of_a_schema_come_after_thumbs_and_stars(store: Path) -> None:
+    content = {"labels": [{"name": "fault", "values": ["tool", 2]}, {"name": "stars", "values": ["bad", "good"]}]}
+    schema = checked_rules(content, "labels.yaml", LabelSchema, "labels")
+    assert schema.labels[0] == Label(name="fault", values=["tool", "2"])
+    browser = Browser(store)
+    browser.app = application(opening(str(store), schema), Door("127.0.0.1", 8322))
+    assert [label["name"] for label in browser.json("/api/labels")["labels"]] == ["thumbs", "fault", "stars"]
+    for wrong, reason in [
+        ({"labels": [{"name": "a", "values": ["b"]}]}, r"labels.0.values: List should have at least 2 items"),
+        ({"labels": [{"name": "a", "values": ["b", "b"]}]}, "names something twice: b, b"),
+        ({"label": []}, "label: Extra inputs are not permitted"),
+        ({"labels": [{"name": "a", "values": ["b", "c"]}] * 2}, "names something twice: a, a"),
+    ]:
+        with pytest.raises(StoreError, match=reason):
+            checked_rules(wrong, "labels.yaml", LabelSchema, "labels")
+    assert LabelSchema().every[0].name == "thumbs"

@@ -1,0 +1,76 @@
+"""Rows labelled in a real browser, by keys alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import serving, window
+from watched import PICTURES, Watched, both_themes, until
+
+from agentrl.flows.api.store import Store
+
+pytestmark = pytest.mark.viewer
+SCHEMA = """
+labels:
+  - {name: fault, values: [wrong tool, wrong argument, gave up], description: what went wrong}
+"""
+
+
+@both_themes
+def test_the_page_is_accessible_in_both_themes(seen: Watched, request: pytest.FixtureRequest) -> None:
+    page = seen.open("/labels", ".conversation .turn")
+    assert "agentrl view --write" in page.inner_text(".problem")
+    page.keyboard.press("u")
+    until(page, "document.querySelector('.said').textContent.includes('only reads')")
+    page.keyboard.press("j")
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=PICTURES / f"labels-{request.node.callspec.params['seen']}.png")
+    assert seen.faults() == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_rows_are_labelled_by_keys_alone(browser: Any, store: str, tmp_path: Path, theme: str) -> None:
+    schema = tmp_path / "labels.yaml"
+    schema.write_text(SCHEMA)
+    before = Store(store).annotation_log().height
+    with serving(store, "--write", "--labels", str(schema)) as address:
+        url, _, token = address.partition("#token=")
+        with window(browser, url.rstrip("/"), theme) as seen:
+            page = seen.open(f"/labels?filter=stage = 'grpo'#token={token}", ".conversation .turn")
+            page.evaluate(f"localStorage.setItem('author', 'ann {theme}')")
+            page = seen.open("/labels?filter=stage = 'grpo'", ".conversation .turn")
+            first = page.inner_text("p a[href*='/row/']")
+
+            def press(key: str, told: str) -> None:
+                page.keyboard.press(key)
+                until(page, f"document.querySelector('.said').textContent === {told!r}")
+
+            press("u", "thumbs up of the whole row: saved")
+            press("4", "stars 4 of the whole row: saved")
+            page.keyboard.press("j")
+            press("d", "thumbs down of turn 0: saved")
+            page.keyboard.press("e")
+            page.keyboard.type("the right answer")
+            press("Control+Enter", "correction of turn 0: saved")
+            page.keyboard.press("Escape")
+            page.keyboard.press("c")
+            page.keyboard.type("hm")
+            press("Control+Enter", "comment of turn 0: saved")
+            page.keyboard.press("Escape")
+            press("x", "thumbs taken back of turn 0: saved")
+            page.keyboard.press("n")
+            until(page, f"document.querySelector(\"p a[href*='/row/']\").textContent !== {first!r}")
+            page.locator("select").nth(1).focus()
+            page.keyboard.type("fault")
+            page.keyboard.press("Escape")
+            until(page, "location.search.includes('name=fault')")
+            page.wait_for_selector(".labels")
+            press("3", "fault gave up of the whole row: saved")
+            page.wait_for_selector("button[aria-label='fault: gave up'][aria-pressed=true]")
+            assert seen.faults() == []
+    counts = Store(store).annotations.filter(author=f"ann {theme}")
+    names = {(row["name"], row["turn"]): row for row in counts.filter(trajectory_id=first).to_dicts()}
+    assert {*names} == {("thumbs", None), ("stars", None), ("correction", 0), ("comment", 0), ("fault", None)}
+    assert "the right answer" in names["correction", 0]["correction"]
+    assert counts.filter(name="fault")["value"].to_list() == ["gave up"]
+    assert Store(store).annotation_log().height == before + 7

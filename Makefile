@@ -30,8 +30,9 @@ $(SMOLLM)/config.json: | $(VENV)/.run
 bench-real: $(VENV)/.dev $(SMOLLM)/config.json
 	$(BIN)/python benchmarks/real.py
 
+# a file stays in one process, so that what its tests share is made once
 test: $(VENV)/.dev bubblewrap
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --durations=20
 
 test-slow: $(VENV)/.dev bubblewrap
 	$(BIN)/pytest -m "slow and not vllm"

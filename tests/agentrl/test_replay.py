@@ -35,8 +35,6 @@ from agentrl.pipelines.stages.grpo import GRPOConfig
 from agentrl.pipelines.stages.train import DPOConfig, PreferenceConfig
 from agentrl.schemas.manifest import Manifest
 
-pytestmark = pytest.mark.xdist_group("replay")  # its runs take twelve seconds: once, in one worker
-
 SPEC = """
 name: small
 stages:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,9 +17,11 @@ from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.pipelines.file.library import builtin_stages
 from agentrl.pipelines.file.load import ResolvedPipeline, load
 from agentrl.pipelines.file.problems import SpecError
+from agentrl.pipelines.plan import source_file
 from agentrl.pipelines.plan.code import CARRIERS, LOADERS, USED_IF_SET, CodeGraph
 from agentrl.pipelines.plan.fingerprint import NO_EFFECT, Fingerprinter, fingerprint
 from agentrl.pipelines.plan.plan import make_plan
+from agentrl.pipelines.plan.source import ModuleSource
 from agentrl.pipelines.run.execute import job_of
 from agentrl.pipelines.run.worker import Workers
 
@@ -177,10 +180,18 @@ class OurCopy(CodeGraph):
 
 
 @pytest.fixture
-def ours(tmp_path: Path) -> Path:
-    root = tmp_path / "copy"
-    source = Path(__file__).parents[2]
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of our packages. What is remembered of a file of ours serves its copy too, until that is edited."""
+    root, source = tmp_path / "copy", Path(__file__).parents[2]
     shutil.copytree(source / "agentrl", root / "agentrl", ignore=shutil.ignore_patterns("__pycache__"))
+    read = source_file._remembered
+
+    @cache
+    def remembered(file: Path, package: str, code: bytes) -> ModuleSource:
+        own = source / file.relative_to(root)
+        return read(own if own.read_bytes() == code else file, package)
+
+    monkeypatch.setattr(source_file, "_remembered", lambda file, package: remembered(file, package, file.read_bytes()))
     return root
 
 

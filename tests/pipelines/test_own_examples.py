@@ -20,14 +20,29 @@ from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.replay import ReplayError, replay
 from agentrl.pipelines.results.lineage import find_artifact
 
+OWN = sorted(path.name for path in EXAMPLES.glob("own_*"))
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("own_*")))
-def test_the_tests_of_an_example_pass_where_a_user_would_run_them(name: str, tmp_path: Path) -> None:
-    folder = example(name, tmp_path).parent
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+def pass_in(folder: Path, *names: str) -> None:
+    """Run the tests of these examples from ``folder``, as a user would who has copied them there."""
+    places = [str(folder / name) for name in names]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *places])}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *places]
+    done = subprocess.run(command, cwd=places[0], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_tests_of_the_examples_pass_where_a_user_would_run_them(tmp_path: Path) -> None:
+    for name in OWN:
+        shutil.copytree(EXAMPLES / name, tmp_path / name)
+        assert list((tmp_path / name).glob("test_*.py")), name
+    pass_in(tmp_path, *OWN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_the_tests_of_an_example_pass_alone(name: str, tmp_path: Path) -> None:
+    pass_in(example(name, tmp_path).parents[1], "example")
 
 
 @pytest.mark.parametrize("name", ["own_algorithm", "own_curation", "own_engine", "own_format", "own_reward"])

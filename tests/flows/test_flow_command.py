@@ -1,5 +1,7 @@
 """The command line without Prefect: what is printed, exit codes, that nothing is written on bad input."""
 
+import contextlib
+import io
 import json
 import os
 import resource
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 from toy_project import Project
 
+from agentrl.flows import cli
+
 PIPELINE = """
     name: toy
     stages:
@@ -29,6 +33,13 @@ def agentrl(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str
     root = str(Path(__file__).parents[2])
     env = {**os.environ, "PYTHONPATH": root, **options.pop("env", {})}
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False, **options)
+
+
+def ask(*arguments: str) -> str:
+    """What a command that runs no stage prints, in this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert cli.call(arguments) == 0
+    return printed.getvalue()
 
 
 def run(project: Project, *arguments: str, text: str = PIPELINE) -> "subprocess.CompletedProcess[str]":
@@ -91,8 +102,8 @@ def test_what_a_stage_warns_of_is_in_the_output_of_the_run(project: Project) -> 
     done = run(project, *setting, text=text)
     for stage in "cd":
         assert f"warning: {stage}: most ended by a limit" in done.stdout
-    shown = agentrl("show", "c")
-    assert "warning: most ended by a limit" in shown.stdout
+    shown = ask("show", "c")
+    assert "warning: most ended by a limit" in shown
     again = run(project, "--json", "--only", "c", "--force", *setting, text=text)
     assert json.loads(again.stdout)["stages"]["c"]["warnings"] == ["most ended by a limit"]
 
@@ -144,7 +155,7 @@ def test_bad_input_is_code_2_and_writes_nothing(project: Project, arguments: lis
 
 def test_json_everywhere(project: Project) -> None:
     project.write(PIPELINE)
-    assert json.loads(agentrl("validate", "pipeline.yaml", "--json").stdout)["stages"] == ["a", "b", "c"]
+    assert json.loads(ask("validate", "pipeline.yaml", "--json"))["stages"] == ["a", "b", "c"]
     bad = agentrl("validate", "pipeline.yaml", "--json", "--set", "stages.a.with.n=x")
     assert bad.returncode == 2
     [problem] = json.loads(bad.stdout)["problems"]
@@ -153,13 +164,13 @@ def test_json_everywhere(project: Project) -> None:
     assert record["state"] == "completed"
     assert {name: stage["status"] for name, stage in record["stages"].items()} == dict.fromkeys("abc", "ran")
     assert json.loads(run(project, "--json").stdout)["state"] == "up to date"
-    assert json.loads(agentrl("plan", "pipeline.yaml", "--json").stdout)["counts"]["cached"] == 3
-    assert json.loads(agentrl("status", "pipeline.yaml", "--json").stdout)["runs"][0]["state"] == "completed"
-    assert json.loads(agentrl("runs", "--json").stdout)[0]["stages"] == {"ran": 3}
-    assert json.loads(agentrl("show", "last", "--json").stdout)["run_id"] == record["run_id"]
-    assert json.loads(agentrl("show", "b", "--json").stdout)["metrics"] == {"total": 10.0}
-    assert json.loads(agentrl("lineage", "c", "--json").stdout)["inputs"][0]["stage"] == "b"
-    assert json.loads(agentrl("schema", "pipeline").stdout)["title"] == "PipelineSpec"
+    assert json.loads(ask("plan", "pipeline.yaml", "--json"))["counts"]["cached"] == 3
+    assert json.loads(ask("status", "pipeline.yaml", "--json"))["runs"][0]["state"] == "completed"
+    assert json.loads(ask("runs", "--json"))[0]["stages"] == {"ran": 3}
+    assert json.loads(ask("show", "last", "--json"))["run_id"] == record["run_id"]
+    assert json.loads(ask("show", "b", "--json"))["metrics"] == {"total": 10.0}
+    assert json.loads(ask("lineage", "c", "--json"))["inputs"][0]["stage"] == "b"
+    assert json.loads(ask("schema", "pipeline"))["title"] == "PipelineSpec"
 
 
 @pytest.mark.slow
@@ -215,7 +226,7 @@ def test_a_stage_with_two_inputs_waits_for_both_and_others_run_beside_it(project
           s: {uses: "toy:add", inputs: {tables: x}}
     """
     assert run(project, "--jobs", "2", text=text).returncode == 0
-    stages = json.loads(agentrl("show", "last", "--json").stdout)["stages"]
+    stages = json.loads(ask("show", "last", "--json"))["stages"]
     began = {name: datetime.fromisoformat(stage["started_at"]).timestamp() for name, stage in stages.items()}
     assert abs(began["x-1.5"] - began["x-1.55"]) < 1.0
     assert began["s"] >= max(began["x-1.5"] + stages["x-1.5"]["duration_s"], began["x-1.55"] + 1.55)
@@ -224,22 +235,22 @@ def test_a_stage_with_two_inputs_waits_for_both_and_others_run_beside_it(project
 def test_diff_names_config_inputs_metrics_and_rows(project: Project) -> None:
     first = json.loads(run(project, "--json").stdout)
     second = json.loads(run(project, "--json", "--set", "stages.a.with.n=7").stdout)
-    printed = json.loads(agentrl("diff", first["run_id"], second["run_id"], "--json").stdout)["stages"]
+    printed = json.loads(ask("diff", first["run_id"], second["run_id"], "--json"))["stages"]
     assert printed["a"] == {"ingredients": ["config n: 5 -> 7"], "metrics": {}, "rows": {"table": [5, 7]}}
     assert printed["b"]["ingredients"] == ["input a changed"]
     assert printed["b"]["metrics"] == {"total": [10.0, 21.0]}
-    shown = agentrl("diff", first["run_id"], second["run_id"]).stdout
+    shown = ask("diff", first["run_id"], second["run_id"])
     assert "rows table: 5 -> 7" in shown
     assert "metrics total: 10 -> 21" in shown
 
 
 def test_lineage_as_tree_and_mermaid(project: Project) -> None:
     run(project)
-    tree = agentrl("lineage", "c").stdout.splitlines()
+    tree = ask("lineage", "c").splitlines()
     assert tree[0].startswith("c/")
     assert "table = b/" in tree[1]
     assert "tables = a/" in tree[2]
-    mermaid = agentrl("lineage", "c", "--mermaid").stdout
+    mermaid = ask("lineage", "c", "--mermaid")
     assert mermaid.startswith("flowchart LR")
     assert mermaid.count("-->|") == 2
 
@@ -278,7 +289,7 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(project: Project) -> None:
     assert "Traceback" not in output
     assert "cached    a, b" in output
     assert "go on     agentrl run pipeline.yaml --set stages.c.with.sleep=30" in output
-    assert json.loads(agentrl("show", "last", "--json").stdout)["state"] == "cancelled"
+    assert json.loads(ask("show", "last", "--json"))["state"] == "cancelled"
     assert sorted(path.name for path in (project.folder / "store" / "artifacts").iterdir()) == ["a", "b"]
 
 
@@ -288,7 +299,7 @@ def test_a_forced_run_that_ended_early_goes_on_with_the_forced_stages_that_are_l
     done = run(project, "--force", "--from", "b", text=failing)
     assert "cached    a, b" in done.stdout
     assert "go on     agentrl run pipeline.yaml --only c --force" in done.stdout
-    assert json.loads(agentrl("show", "last", "--json").stdout)["command"].endswith("--from b --force")
+    assert json.loads(ask("show", "last", "--json"))["command"].endswith("--from b --force")
     done = run(project, "--force", "--only", "c", text=failing)
     assert "go on     agentrl run pipeline.yaml --only c --force" in done.stdout
 
@@ -302,10 +313,10 @@ def test_a_killed_run_is_called_killed(project: Project) -> None:
     time.sleep(0.5)
     process.kill()
     process.communicate()
-    record = json.loads(agentrl("show", "last", "--json").stdout)
+    record = json.loads(ask("show", "last", "--json"))
     assert record["state"] == "killed"
     assert record["stages"]["c"]["status"] == "killed"
-    freed = json.loads(agentrl("gc", "--keep-runs", "0", "--json").stdout)
+    freed = json.loads(ask("gc", "--keep-runs", "0", "--json"))
     assert len(freed["artifacts"]) == 2
     assert [attempt.split("/")[1] for attempt in freed["attempts"]] == ["c"]
     assert [Path(folder).parts[-3:-1] for folder in freed["folders"]] == [("scratch", "c")]

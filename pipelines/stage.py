@@ -50,6 +50,7 @@ from agentrl.schemas.arrow import to_table
 from agentrl.schemas.manifest import Kind
 from agentrl.schemas.note import NOTE_SCHEMA, Note
 from agentrl.schemas.pair import PAIR_SCHEMA, Pair
+from agentrl.schemas.pipeline import ShardEngine
 from agentrl.schemas.step_value import STEP_SCHEMA, StepValue
 from agentrl.schemas.task import TASK_SCHEMA, Task
 from agentrl.schemas.trajectory import Trajectory, row_fingerprint, trajectory_id
@@ -136,7 +137,7 @@ class Context:
     ``chosen`` is what configs of the pipeline chose by name that this stage uses, as in ``environment lookup``; None in
     a test of one stage, where nothing is checked against it. ``pipeline`` is None there too.
     ``unlike_in`` gives the artifacts of this stage that differ from it in one field of the config alone, such as
-    ``iterations``; none if the stage is forced.
+    ``iterations``; none if the stage is forced. ``engine`` runs the shards of a stage that is divided.
     """
 
     stage: str
@@ -152,6 +153,7 @@ class Context:
     chosen: frozenset[str] | None = None
     unlike_in: Callable[[str], Sequence[Earlier]] = no_earlier
     pipeline: str | None = None
+    engine: ShardEngine = field(default_factory=ShardEngine)
 
     def _origin(self, output: str) -> dict[str, str]:
         return {"stage": self.stage, "output": output, "fingerprint": self.fingerprint}
@@ -200,7 +202,7 @@ class Context:
         return row_fingerprint(self.fingerprint, self.made_again)
 
     def has_shard(self, shard: int) -> bool:
-        """Whether rows of this shard are already in the buffer, from this run or one that was killed."""
+        """Whether rows of this shard are in the buffer, from this run or one that was killed."""
         return self.buffer.has(self._row_fingerprint, shard)
 
     def stored(self, shard: int, ids: Iterable[str]) -> dict[str, Trajectory]:
@@ -235,8 +237,7 @@ class Context:
     def select(
         self, ids: "Ids | None" = None, weights: Sequence[float] | None = None, name: str = "trajectories"
     ) -> Trajectories:
-        """An output that selects rows of the buffer: all that this stage run appended, unless ``ids`` are given.
-        Without ``weights`` each row counts 1."""
+        """An output that selects rows: ``ids``, or all that this stage run appended. A weight is 1 if none is given."""
         chosen = self.row_ids() if ids is None else ids
         counts = np.ones(len(chosen), np.float32) if weights is None else list(weights)
         table = pa.table({"trajectory_id": chosen, "weight": counts}, schema=SELECTION_SCHEMA)
@@ -268,8 +269,7 @@ class Context:
     def growing_table(
         self, schema: pa.Schema, name: str = "table"
     ) -> Iterator[tuple[Table, Callable[[pa.Table], None]]]:
-        """Yield a Parquet file and a function that adds rows to it, for rows that come one part after another. It is
-        whole after the block."""
+        """Yield a Parquet file and a function that adds rows to it. It is whole after the block."""
         path = self.folder / f"{name}.parquet"
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
             yield Table(path, **self._origin(name)), writer.write_table

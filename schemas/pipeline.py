@@ -14,6 +14,21 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
 
+class ShardEngine(_Strict):
+    """What runs the shards of a stage that reads many rows. The rows that it gives are the same with each."""
+
+    type: Literal["here", "processes", "ray", "slurm"] | None = Field(
+        None, description="this process, others of this machine, a Ray cluster or Slurm; None: processes for much work"
+    )
+    workers: int | None = Field(None, ge=1, description="How many shards run at once; None: as many as CPUs")
+    shards: int | None = Field(None, ge=1, description="Into how many the work is divided; None: by its size")
+    memory_gib: float | None = Field(None, gt=0, description="Memory of each shard, which ray and slurm reserve")
+    folder: str | None = Field(
+        None, description="A folder that all workers see; None: the store's own, which a store on S3 has not"
+    )
+    options: list[str] = Field([], description="More options of sbatch, such as --partition=cpu")
+
+
 class Execution(_Strict):
     """Where and how a stage runs. Nothing here enters the fingerprint."""
 
@@ -29,6 +44,7 @@ class Execution(_Strict):
         None, ge=1, description="Machines to start them on; None: all of the hostfile, otherwise one"
     )
     hostfile: str | None = Field(None, description="Machines of launcher hostfile, one 'name slots=N' a line")
+    engine: ShardEngine = Field(ShardEngine(), description="What runs the shards of stages that are divided")
     concurrency: list[Name] = Field([], description="Global concurrency slots that are held while the stage runs")
     retries: int = Field(0, ge=0, le=100, description="How often a failed stage is tried again")
     retry_delay_s: float = Field(10.0, ge=0, description="Seconds before the first retry; doubled for each further one")

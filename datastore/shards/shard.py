@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.datastore.errors import StoreError
 
@@ -24,6 +24,16 @@ class Shard:
     def __call__(self) -> None:
         module, _, function = self.function.partition(":")
         getattr(import_module(module), function)(*self.arguments)
+
+
+class Ending(NamedTuple):
+    """How a try of a shard ended. ``problem`` is one line, None if it is done. ``again``: whether another worker may
+    succeed. ``died``: whether its process ended in the middle of it."""
+
+    worker: str
+    problem: str | None = None
+    again: bool = False
+    died: bool = False
 
 
 class ShardError(StoreError):

@@ -20,7 +20,7 @@ from agentrl.pipelines.file.document import Document, Key, find, read, with_prof
 from agentrl.pipelines.file.expand import Expanded, StageDraft, expand
 from agentrl.pipelines.file.external import missing, outside
 from agentrl.pipelines.file.invalid import anchor, explained
-from agentrl.pipelines.file.machines import unsplittable, wrong
+from agentrl.pipelines.file.machines import undivided, unsplittable, wrong
 from agentrl.pipelines.file.problems import Problem, SpecError, did_you_mean
 from agentrl.pipelines.file.readiness import missing_packages
 from agentrl.pipelines.secrets import is_reference, names_a_secret
@@ -172,7 +172,8 @@ def resolve(
             seed = spec.seed if draft.spec.seed is None else draft.spec.seed
             if runs_here and execution.pool is None:  # a work pool has packages of its own
                 _packages(loader, draft, execution, config)
-            for key, message in wrong(execution, draft.spec.execution.model_fields_set, config):
+            given = draft.spec.execution.model_fields_set
+            for key, message in (*wrong(execution, given, config), *undivided(stage.name, given)):
                 loader.problem((*draft.key, "execution"), message, key)
             nodes[name] = Node(name, stage, config, inputs, seed, execution)
     for node in nodes.values():
@@ -238,6 +239,8 @@ def _packages(loader: _Loader, draft: StageDraft, execution: Execution, config: 
         loader.problem((*draft.key, "with"), message, key)
     if execution.launcher == "ray" and (why := absent("ray", "ray")):
         loader.problem((*draft.key, "execution"), why, ("launcher",))
+    if execution.engine.type == "ray" and (why := absent("ray", "ray")):
+        loader.problem((*draft.key, "execution"), why, ("engine", "type"))
 
 
 def variables(config: BaseModel) -> list[Key]:

@@ -73,6 +73,16 @@ def wrong(execution: Execution, given: Collection[str], config: Any) -> Iterator
         )
 
 
+DIVIDED = ("trajectories.curate", "trajectories.select")
+"""Stages whose work is divided into shards."""
+
+
+def undivided(stage: str, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(key, message) if a stage itself, and not the whole pipeline, names what runs its shards, and has none."""
+    if "engine" in given and stage not in DIVIDED:
+        yield ("engine",), f"stage {stage} has no shards; leave engine out. Stages that have: {', '.join(DIVIDED)}"
+
+
 def unsplittable(execution: Execution, config: Any, model: Any) -> Iterator[str]:
     """Why the rows of a stage cannot be split over ranks as ``deepspeed.sequence_parallel`` says. ``model`` is the
     config of the model that it trains, None if no stage of the file names it."""

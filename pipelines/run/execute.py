@@ -229,6 +229,7 @@ def _run(
         chosen=frozenset(job.ingredients.choices),
         unlike_in=no_earlier if job.forced else partial(_unlike_in, job, catalog, buffer),
         pipeline=job.ingredients.pipeline or None,
+        engine=job.execution.engine,
     )
     _seed(job.ingredients)
     started = time.monotonic()

@@ -9,6 +9,7 @@ from pydantic import Field
 from agentrl.datastore.curation.rules import Rule
 from agentrl.datastore.search.embedding import EmbedderChoice
 from agentrl.pipelines.handles import Scores, Table, Tasks, Trajectories
+from agentrl.pipelines.parts.dividing import dividing
 from agentrl.pipelines.parts.scores import ByScorer, scores_of
 from agentrl.pipelines.stage import Context, stage
 
@@ -96,7 +97,7 @@ def curate(
     given = distinct(trajectories)
     kept, funnel = given, list[Level]()
     prompts = [task.prompt for tasks in heldout or [] for task in tasks.read()]
-    with context.growing_table(DROPPED_SCHEMA, "dropped") as (dropped, add):
+    with context.growing_table(DROPPED_SCHEMA, "dropped") as (dropped, add), dividing(context) as divide:
         if config.split is not None:
             same = pc.equal(context.buffer.read(given, ["split"])["split"], config.split).combine_chunks()
             kept, others = given.filter(same), given.filter(pc.invert(same))
@@ -114,6 +115,7 @@ def curate(
             scores=scores_of(scores, config.scorer),
             on_dropped=lambda rule, ids: add(dropped_rows(context.buffer, rule, ids)),
             progress=context.progress,
+            divide=divide,
         )
     funnel += result.funnel
     context.metrics.update(before=len(given), after=len(result.ids), other_splits=len(given) - len(kept))

@@ -13,6 +13,7 @@ from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.lookup import id_array
 from agentrl.datastore.search.embedding import EmbedderChoice
 from agentrl.pipelines.handles import Scores, Trajectories
+from agentrl.pipelines.parts.dividing import dividing
 from agentrl.pipelines.parts.scores import ByScorer, scores_of
 from agentrl.pipelines.stage import Context, stage
 from agentrl.pipelines.stages.curate import DROPPED_SCHEMA, Curation, distinct, dropped_rows, funnel_table
@@ -122,17 +123,19 @@ def select(
         if funnel:
             add(dropped_rows(context.buffer, funnel[0].rule, left))
         if config.rules:
-            result = curate(
-                context.buffer,
-                config.rules,
-                ids=ids,
-                seed=context.seed,
-                embedder=config.embedder,
-                version=config.version,
-                scores=rewards,
-                on_dropped=lambda rule, ids: add(dropped_rows(context.buffer, rule, ids)),
-                progress=context.progress,
-            )
+            with dividing(context) as divide:
+                result = curate(
+                    context.buffer,
+                    config.rules,
+                    ids=ids,
+                    seed=context.seed,
+                    embedder=config.embedder,
+                    version=config.version,
+                    scores=rewards,
+                    on_dropped=lambda rule, ids: add(dropped_rows(context.buffer, rule, ids)),
+                    progress=context.progress,
+                    divide=divide,
+                )
             ids, weights, funnel = result.ids, None, [*funnel, *result.funnel]
     if config.rules and config.draw:
         _, sample = _drawn(context, config, config.draw, None, ids, rewards)

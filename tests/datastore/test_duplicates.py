@@ -156,11 +156,11 @@ def test_sketches_estimate_the_similarity(size: int, alike: float) -> None:
 LONG = "look at the list of orders then open the one with the wrong price and send it back to the store at once"
 
 
-def asked(number: int, question: str, said: str, **fields: Any) -> Trajectory:
+def asked(number: int, question: str, answer: str, **fields: Any) -> Trajectory:
     call = ToolCall(id="1", name="send", arguments='{"b": 1, "a": 2}')
     messages = [
         Message(role=Role.USER, content=question),
-        Message(role=Role.ASSISTANT, content=said, reasoning=f"thought {number}", tool_calls=[call]),
+        Message(role=Role.ASSISTANT, content=answer, reasoning=f"thought {number}", tool_calls=[call]),
         Message(role=Role.TOOL, content=f"sent {number}", tool_call_id="1"),
     ]
     values = {"task_id": f"t{number}", "prompt": question, "messages": messages, "reward": 1.0} | fields

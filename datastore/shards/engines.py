@@ -1,0 +1,67 @@
+"""Which pool runs shards, by what a pipeline file asks for."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.shards.engine import Pool, Tell, run
+from agentrl.datastore.shards.local import LocalProcesses
+from agentrl.datastore.shards.ray_tasks import RayTasks
+from agentrl.datastore.shards.shard import Shard
+from agentrl.datastore.shards.slurm import Slurm
+from agentrl.schemas.pipeline import ShardEngine
+
+WORTH_IT = 4
+"""Shards from which on they run in processes, if no engine is asked for: to start one takes about a CPU second."""
+
+
+def workers_of(engine: ShardEngine) -> int:
+    return engine.workers or len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def running(engine: ShardEngine, folder: Path, tell: Tell) -> Iterator[Callable[[Sequence[Shard], str], None]]:
+    """Yield a function that runs shards until all are done; its second argument says what they do. Workers start with
+    the first shards, and end with the block. ``folder`` is one that they all see."""
+    pools: list[Pool] = []
+
+    def run_them(shards: Sequence[Shard], what: str) -> None:
+        kind = engine.type or ("processes" if len(shards) >= WORTH_IT and workers_of(engine) > 1 else "here")
+        if not shards:
+            return
+        if kind == "here":
+            for number, shard in enumerate(shards):
+                shard()
+                tell(number + 1, len(shards), what)
+            return
+        if not pools:
+            pools.append(_pool(kind, engine, folder))
+        run(shards, pools[0], lambda done, total, more: tell(done, total, f"{what}{', ' if more else ''}{more}"))
+
+    try:
+        yield run_them
+    finally:
+        for pool in pools:
+            pool.close()
+
+
+def _pool(kind: str, engine: ShardEngine, folder: Path) -> Pool:
+    if kind == "ray":
+        return RayTasks(engine.workers, engine.memory_gib)
+    if kind == "slurm":
+        return Slurm(folder, engine.workers, engine.memory_gib, engine.options)
+    return LocalProcesses(workers_of(engine))
+
+
+def shared_folder(engine: ShardEngine, store: str) -> Path | None:
+    """The folder that all workers see, if it is not the store's own. Raises StoreError if there must be one."""
+    if engine.folder:
+        return Path(engine.folder).expanduser().absolute()
+    if engine.type in ("ray", "slurm") and "://" in store:
+        raise StoreError(
+            f"workers of {engine.type} do not see this machine's folder for the store {store}; set "
+            "execution.engine.folder to one that all of them see"
+        )
+    return None

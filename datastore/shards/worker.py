@@ -1,0 +1,90 @@
+"""What runs shards in another process: ``python -m agentrl.datastore.shards.worker``."""
+
+import contextlib
+import os
+import pickle
+import platform
+import queue
+import sys
+import threading
+import traceback
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_64_hexdigest
+
+from agentrl.datastore.shards.shard import Ending, Shard
+from agentrl.schemas.installation import DISTRIBUTION, PACKAGE_ROOT
+
+
+@lru_cache(maxsize=1)
+def installed() -> str:
+    """The version of the package, and a digest of its code that makes and divides evidence."""
+    with contextlib.suppress(PackageNotFoundError):
+        release = version(DISTRIBUTION)
+    folder = PACKAGE_ROOT / "agentrl/datastore"
+    code = [path.read_bytes() for name in ("curation", "shards") for path in sorted((folder / name).glob("*.py"))]
+    return f"{release} (code {xxh3_64_hexdigest(b''.join(code))[:8]})"
+
+
+def me() -> str:
+    return f"{platform.node()}, process {os.getpid()}"
+
+
+def tried(shard: Shard, driver: str) -> Ending:
+    """Run a shard. ``driver``: what :func:`installed` says where the work is divided."""
+    if installed() != driver:
+        problem = f"it has agentrl {installed()}, and the run has {driver}; install the same on all workers"
+        return Ending(me(), problem)
+    try:
+        shard()
+    except Exception as error:
+        traceback.print_exc()
+        return Ending(me(), _line(error), again=isinstance(error, OSError))
+    return Ending(me())
+
+
+def _line(error: Exception) -> str:
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"{text}; if the file is there, this worker does not see the folder: mount it on all workers"
+    if isinstance(error, OSError) and error.errno == 28:
+        return f"{text}; free space on its disk"
+    return text
+
+
+def main() -> None:
+    """Run what comes over one pipe, and answer over the other. The process ends when its driver does."""
+    incoming = Connection(int(sys.argv[1]), writable=False)
+    outgoing = Connection(int(sys.argv[2]), readable=False)
+    given: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def listen() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                given.put(incoming.recv_bytes())
+        os._exit(0)  # also in the middle of a shard
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        shard, driver = pickle.loads(given.get())
+        outgoing.send_bytes(pickle.dumps(tried(shard, driver)))
+
+
+def from_folder(folder: Path, number: int) -> None:
+    """Run the shard ``number`` of a folder of Slurm's, and write how it ended."""
+    shard, driver = pickle.loads((folder / f"{number}.shard").read_bytes())
+    outcome = tried(shard, driver)
+    unfinished = folder / f".{number}.{os.getpid()}.tmp"
+    unfinished.write_bytes(pickle.dumps(outcome))
+    os.replace(unfinished, folder / f"{number}.outcome")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "folder":
+        from_folder(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        main()

@@ -1,0 +1,45 @@
+"""Shards of tests: functions that workers call."""
+
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def count(path: Path) -> int:
+    """How often it was called with this path, this time included."""
+    with path.with_suffix(".tries").open("a") as file:
+        file.write("x")
+    return path.with_suffix(".tries").stat().st_size
+
+
+def dies(path: Path, times: int) -> None:
+    """End the process so many times, then write."""
+    if count(path) <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(path, "done")
+
+
+def hangs_once(path: Path) -> None:
+    if count(path) == 1:
+        time.sleep(600)
+    write(path, "done")
+
+
+def full_disk(path: Path, times: int) -> None:
+    if count(path) <= times:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    write(path, "done")
+
+
+def wrong(path: Path) -> None:
+    raise ValueError("row 7 is no row")
+
+
+def reads(path: Path, other: Path) -> None:
+    path.write_text(other.read_text())

@@ -1,0 +1,152 @@
+"""A curation gives the same ids and reasons however it is divided, by whatever it runs, and after kills."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from divided_rows import filled, kept, rows
+
+from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.curation import curate as curation
+from agentrl.datastore.curation import kernels, pieces
+from agentrl.datastore.curation.rules import Rules
+from agentrl.datastore.shards import slurm
+from agentrl.datastore.upkeep.compaction import compact
+from agentrl.datastore.upkeep.retention import vacuum
+from agentrl.schemas.pipeline import ShardEngine
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def given() -> list:
+    return rows(600)
+
+
+@pytest.fixture(scope="module")
+def expected(given: list, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, str]]:
+    """Of the rows in one file, in one shard."""
+    answer = kept(filled(tmp_path_factory.mktemp("whole"), given, 1), ShardEngine(type="here", shards=1))
+    counts = Counter(answer[1].values())
+    assert len(counts) == 5, "each rule drops rows"
+    assert len(answer[0]) > 100
+    return answer
+
+
+@pytest.mark.parametrize("shards", [7, 64, None])
+def test_shards_and_the_order_of_rows_change_nothing(
+    tmp_path: Path, given: list, expected: object, shards: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "PIECE_ROWS", 50)
+    order = np.random.default_rng(shards or 3).permutation(len(given))
+    buffer = filled(tmp_path, [given[number] for number in order], 3)
+    assert kept(buffer, ShardEngine(type="here", shards=shards)) == expected
+
+
+def test_evidence_is_made_once_and_goes_with_its_file(
+    tmp_path: Path, given: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Counter[str]()
+    texts = kernels._conversations
+
+    def counted(table: object) -> object:
+        for row in texts(table):  # type: ignore[arg-type]
+            read["rows"] += 1
+            yield row
+
+    monkeypatch.setattr(kernels, "_conversations", counted)
+    buffer = filled(tmp_path, given[:-20], 3)
+    rule = {"rule": "near_duplicates", "scope": "all"}
+    near = Rules.model_validate({"rules": [rule]}).rules
+    first = curation.curate(buffer, near).ids.to_pylist()
+    assert read.pop("rows") > len(given) - 20, "all rows, and those that are compared once more"
+    assert curation.curate(buffer, near).ids.to_pylist() == first
+    assert not read, "all that is needed was kept"
+    buffer.append(given[-20:], stage="rollout", fingerprint="g")
+    later = curation.curate(buffer, near).ids.to_pylist()
+    assert 20 <= read.pop("rows") < 120, "new rows, and those that they are compared with"
+    few = [row.trajectory_id for row in given[:5]]
+    curation.curate(buffer, Rules.model_validate({"rules": [rule | {"compare": ["reasoning"]}]}).rules, ids=few)
+    assert read.pop("rows") <= 10, "of few rows of a file no evidence of the others is made"
+    evidence = tmp_path / "tmp" / "evidence" / "sketch-question-actions-1"
+    assert len(list(evidence.iterdir())) == 4
+    compact(buffer)
+    assert curation.curate(buffer, near).ids.to_pylist() == later
+    vacuum(buffer, retention_hours=0, dry_run=False)
+    assert len(list(evidence.iterdir())) == 1
+    assert curation.curate(buffer, near).ids.to_pylist() == later
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 4])
+def test_processes_give_the_same(tmp_path: Path, given: list, expected: object, workers: int) -> None:
+    assert kept(filled(tmp_path, given), ShardEngine(type="processes", workers=workers, shards=5)) == expected
+
+
+@pytest.mark.slow
+def test_jobs_of_slurm_give_the_same(
+    tmp_path: Path, given: list, expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{HERE / 'slurm_commands'}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "spool"))
+    monkeypatch.setattr(slurm, "LOOK_S", 0.2)
+    (tmp_path / "spool").mkdir()
+    assert kept(filled(tmp_path / "store", given), ShardEngine(type="slurm", workers=2, shards=2)) == expected
+
+
+@pytest.mark.slow
+def test_two_nodes_of_ray_give_the_same(tmp_path: Path, given: list, expected: object) -> None:
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 10**8})
+    try:
+        cluster.add_node(num_cpus=1, object_store_memory=10**8)
+        ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}})
+        assert kept(filled(tmp_path, given), ShardEngine(type="ray", shards=5)) == expected
+        nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        assert len(nodes) == 2
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_fifty_kills_change_nothing(tmp_path: Path, given: list, expected: object) -> None:
+    """Five are of the driver, which is then started again; the others of its workers."""
+    store = filled(tmp_path / "store", given)
+    result, chance = tmp_path / "result.json", random.Random(0)
+    engine = ShardEngine(type="processes", workers=2, shards=40).model_dump_json()
+    command = [sys.executable, str(HERE / "divided_rows.py"), store.store, str(tmp_path / "work"), str(result), engine]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE), *sys.path])}
+    killed = Counter[str]()
+    while True:
+        driver = subprocess.Popen(command, env=env, start_new_session=True)
+        while driver.poll() is None:
+            time.sleep(chance.uniform(0.02, 0.3))
+            workers = psutil.Process(driver.pid).children() if driver.poll() is None else []
+            if workers and killed["driver"] < 5 and killed["worker"] >= 9 * (killed["driver"] + 1):
+                driver.kill()
+                killed["driver"] += 1
+            elif workers and killed["worker"] < 45:
+                os.kill(chance.choice(workers).pid, signal.SIGKILL)
+                killed["worker"] += 1
+        assert driver.returncode in (0, -signal.SIGKILL)
+        if driver.returncode == 0 and sum(killed.values()) >= 50:
+            break
+        if driver.returncode == 0:  # it was done before it was killed often enough: once more from the start
+            for folder in (tmp_path / "work", Path(store.store) / "tmp" / "evidence"):
+                shutil.rmtree(folder, ignore_errors=True)
+    ids, reasons = json.loads(result.read_text())
+    assert (ids, reasons) == expected
+    assert kept(TrajectoryBuffer(store.store), ShardEngine(type="here")) == expected, "what was kept is whole"

@@ -1,0 +1,125 @@
+"""Shards in real processes: what is made again, taken over and set aside, and what errors say."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import shard_work
+
+from agentrl.datastore.errors import StoreError
+from agentrl.datastore.shards import engine, slurm
+from agentrl.datastore.shards.engine import run
+from agentrl.datastore.shards.engines import running, shared_folder
+from agentrl.datastore.shards.local import LocalProcesses
+from agentrl.datastore.shards.shard import Shard, ShardError, finished
+from agentrl.datastore.shards.slurm import Slurm
+from agentrl.datastore.shards.worker import tried
+from agentrl.schemas.pipeline import ShardEngine
+
+
+def shard(function: str, path: Path, *more: object) -> Shard:
+    return Shard(f"{function} of {path.name}", f"{shard_work.__name__}:{function}", (path, *more))
+
+
+def silent(done: int, total: int, more: str) -> None:
+    pass
+
+
+@pytest.fixture
+def processes() -> Iterator[LocalProcesses]:
+    pool = LocalProcesses(2)
+    yield pool
+    pool.close()
+
+
+def test_all_are_done_and_those_that_end_their_process_are_made_again(
+    tmp_path: Path, processes: LocalProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "SLOW_S", 0.5)
+    shards = [shard("write", tmp_path / f"{number}", "done") for number in range(5)]
+    shards += [shard("dies", tmp_path / "dies", 2), shard("full_disk", tmp_path / "full", 1)]
+    shards += [shard("hangs_once", tmp_path / "hangs")]
+    told: list[tuple[int, int, str]] = []
+    run(shards, processes, lambda *state: told.append(state))
+    written = {path.name for path in tmp_path.iterdir() if path.read_text() == "done"}
+    assert written == {"0", "1", "2", "3", "4", "dies", "full", "hangs"}
+    assert told[-1] == (8, 8, "3 tried again")
+    assert (tmp_path / "hangs.tries").stat().st_size == 2, "a slow shard is taken over"
+
+
+def test_a_shard_that_always_ends_its_process_is_named_and_set_aside(tmp_path: Path, processes: LocalProcesses) -> None:
+    shards = [shard("dies", tmp_path / "bad", 99), *(shard("write", tmp_path / f"{n}", "done") for n in range(3))]
+    with pytest.raises(
+        ShardError, match=r"'dies of bad' ended its process 3 times and was set aside.*signal 9"
+    ) as error:
+        run(shards, processes, silent)
+    assert "the other 3 shards are done" in str(error.value)
+    assert all((tmp_path / f"{number}").exists() for number in range(3))
+    assert (tmp_path / "bad.tries").stat().st_size == 3
+    assert "\n" not in str(error.value)
+
+
+def test_errors_name_shard_worker_and_remedy(tmp_path: Path, processes: LocalProcesses) -> None:
+    host = os.uname().nodename
+    with pytest.raises(ShardError, match=rf"'wrong of x' on {host}, process \d+: ValueError: row 7 is no row"):
+        run([shard("wrong", tmp_path / "x")], processes, silent)
+    with pytest.raises(ShardError, match="does not see the folder: mount it on all workers"):
+        run([shard("reads", tmp_path / "x", tmp_path / "absent" / "y")], processes, silent)
+    with pytest.raises(ShardError, match=r"3 times and was set aside.*free space on its disk"):
+        run([shard("full_disk", tmp_path / "x", 99)], processes, silent)
+    other = tried(shard("write", tmp_path / "x", ""), "0.0.1 (code 0)")
+    assert other.problem is not None
+    assert "install the same on all workers" in other.problem
+    with pytest.raises(StoreError, match=r"set execution\.engine\.folder"):
+        shared_folder(ShardEngine(type="slurm"), "s3://bucket/store")
+
+
+def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "result"
+
+    def fails() -> None:
+        with finished(path) as unfinished:
+            unfinished.write_text("half")
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        fails()
+    assert list(path.parent.iterdir()) == []
+    with finished(path) as unfinished:
+        unfinished.write_text("whole")
+    assert [file.read_text() for file in path.parent.iterdir()] == ["whole"]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_jobs_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By stand-ins for sbatch, squeue and scancel, which start real processes."""
+    commands = Path(__file__).parent / "slurm_commands"
+    with pytest.raises(ShardError, match="sbatch is not on this machine"):
+        run([shard("write", tmp_path / "x", "")], Slurm(tmp_path, None), silent)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "spool"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setattr(slurm, "LOOK_S", 0.2)
+    (tmp_path / "spool").mkdir()
+    shards = [shard("write", tmp_path / f"{number}", "done") for number in range(2)]
+    shards += [shard("dies", tmp_path / "dies", 1), shard("dies", tmp_path / "bad", 99)]
+    pool = Slurm(tmp_path, 2, 0.5, ["--partition=cpu"])
+    try:
+        with pytest.raises(ShardError, match=r"'dies of bad' ended its process 3 times.*the job is gone"):
+            run(shards, pool, silent)
+    finally:
+        pool.close()
+    assert [(tmp_path / name).read_text() for name in ("0", "1", "dies")] == ["done"] * 3
+    first = next((tmp_path / "spool").glob("1000.job")).read_text()
+    assert "--array 0-3%2" in first
+    assert "--partition=cpu --mem=512M" in first
+
+
+def test_work_that_is_small_starts_no_process(tmp_path: Path) -> None:
+    told: list[tuple[int, int, str]] = []
+    with running(ShardEngine(), tmp_path, lambda *state: told.append(state)) as run_them:
+        run_them([shard("write", tmp_path / "0", str(os.getpid()))], "writing")
+        run_them([], "nothing")
+    assert told == [(1, 1, "writing")]

@@ -200,7 +200,7 @@ TYPED = json.dumps(
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "qwen3_5_think", "nemotron_3_nano", "lfm2_v2", "deepseekv3", "llama3_1"])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(arguments=ARGUMENTS)
 def test_any_arguments_come_back_equal(name: str, arguments: dict[str, Any]) -> None:
     codec: ChatCodec = trial(name).codec

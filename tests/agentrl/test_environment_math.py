@@ -23,7 +23,7 @@ from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.sampled_from([20, 900, 5000]))
 def test_the_calculations_of_a_problem_give_its_answer(seed: int, count: int, largest: int) -> None:
     problem = compose(count, Random(seed), largest)
@@ -98,7 +98,7 @@ def test_results_are_exact(expression: str, text: str) -> None:
 
 
 @given(st.text(max_size=250))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_any_text_is_a_number_or_a_value_error(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert isinstance(calculate(text), Fraction)

@@ -37,7 +37,7 @@ def meaning(expression: Any) -> set[str]:
     return meaning(rest[0]) & meaning(rest[1]) if kind == "and" else meaning(rest[0]) | meaning(rest[1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 5))
 def test_a_question_has_its_hops_its_answer_and_no_shortcut(seed: int, count: int) -> None:
     random = Random(seed)

@@ -82,7 +82,7 @@ def runs(draw: st.DrawFn) -> Run:
 
 
 @given(runs())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_whatever_the_latencies_nothing_is_late_and_nothing_is_dropped(run: Run) -> None:
     tickets = run.tickets
     for _ in range(tickets.batches):

@@ -201,7 +201,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     return build(0, **values)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(trajectories(), min_size=1, max_size=3))
 def test_any_trajectory_survives_the_round_trip(tmp_path_factory: Folders, rows: list[Trajectory]) -> None:
     rows = [row.model_copy(update={"trajectory_id": f"r-{i}"}) for i, row in enumerate(rows)]
@@ -219,7 +219,7 @@ nonsense = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(st.sampled_from(TRAJECTORY_SCHEMA.names), nonsense, min_size=1, max_size=3))
 @example(changes={"trajectory_id": "\U00020000"})
 def test_nonsense_is_refused_or_stored_exactly(tmp_path_factory: Folders, changes: dict[str, Any]) -> None:

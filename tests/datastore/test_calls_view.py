@@ -115,7 +115,7 @@ def test_without_a_key_there_are_the_arguments_alone(buffer: TrajectoryBuffer) -
         buffer.sql('select args."$[" from tool_calls')
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.text(st.characters(exclude_characters="\\", exclude_categories=("Cs",)), min_size=1, max_size=6))
 @example("a'b")
 @example('a"b')

@@ -136,7 +136,7 @@ def grams(text: str, n: int) -> set[tuple[str, ...]]:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(few, max_size=3), st.lists(st.tuples(st.sampled_from("xyz"), few), max_size=4), few,
     st.lists(few, max_size=3), st.sampled_from([1, 2, 3]), st.sampled_from([0.3, 0.5, 1.0]),

@@ -163,7 +163,7 @@ ODD = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(odd=st.lists(ODD, min_size=1, max_size=4))
 def test_no_line_refuses_its_neighbours(odd: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("odd") / "a.jsonl"

@@ -123,7 +123,7 @@ def test_long_queries_are_refused_before_they_overflow_the_stack(query: str, mor
         sql.collect(TABLES, "select " + "(" * 200 + "a" + ")" * 200 + " from t")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(
         st.sampled_from(

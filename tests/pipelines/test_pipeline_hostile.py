@@ -97,7 +97,7 @@ _yaml_text = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=_yaml_text, profile=st.none() | st.just("q"))
 def test_any_yaml_is_read_or_refused_with_problems(
     tmp_path_factory: pytest.TempPathFactory, text: str, profile: str | None
@@ -108,7 +108,7 @@ def test_any_yaml_is_read_or_refused_with_problems(
         load(str(path), profile=profile)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     path=st.lists(
         st.sampled_from(

@@ -165,7 +165,7 @@ def recorded(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Record
     return episode
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(about=ABOUT, reward=REWARD)
 def test_what_is_accepted_of_an_episode_fits_the_columns(
     about: dict[str, Any], reward: dict[str, Any], recorded: RecordedEpisode

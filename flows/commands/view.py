@@ -42,9 +42,15 @@ def view(
         Path | None,
         typer.Option(help="A YAML file with the labels that people may give to rows, beside thumbs and stars"),
     ] = None,
+    base_path: Annotated[
+        str, typer.Option(help="The path of a proxy that hands it on with each request, as in /user/ann/proxy/8322")
+    ] = "",
+    also: Annotated[
+        list[str] | None, typer.Option(help="A further store to show, below a path of its own; repeatable")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the store in the browser: plan, runs, rows, tokens. Without --write nothing is changed. Ends at Ctrl-C."""
+    """Show stores in the browser: plan, runs, rows, tokens. Without --write nothing is changed. Ends at Ctrl-C."""
     if context.invoked_subcommand:
         _refuse_options(context)
         return
@@ -52,6 +58,7 @@ def view(
 
     if lack := missing("uvicorn", "view") or missing("starlette", "view"):
         raise fail(f"error: {lack}")
+    from agentrl.flows.viewer.below import base_of
     from agentrl.flows.viewer.guard import Door, is_loopback, is_origin
 
     if strange := [text for text in frame_ancestors or () if not is_origin(text)]:
@@ -62,10 +69,16 @@ def view(
 
     if write and unsafe_open:
         raise fail("error: --write and --unsafe-open do not go together: who may change something needs the token")
-    if "://" in store:
-        open_catalog(store)  # says what is wrong with the credentials
-    elif not Path(store).is_dir():
-        raise fail(f"error: there is no store at {store}; check --store, or run a pipeline first")
+    try:
+        base = base_of(base_path)
+    except ValueError as error:
+        raise fail(f"error: --base-path {base_path!r}: {error}") from None
+    stores = [store, *(also or ())]
+    for folder in stores:
+        if "://" in folder:
+            open_catalog(folder)  # says what is wrong with the credentials
+        elif not Path(folder).is_dir():
+            raise fail(f"error: there is no store at {folder}; check --store, or run a pipeline first")
     schema = _schema_of(labels) if labels else None
     try:
         listening = bound(host, port)
@@ -73,9 +86,9 @@ def view(
         raise fail(f"error: --host {host} --port {port}: {error.strerror}", FAILED) from None
     port = listening.getsockname()[1]
     asks = write or not (unsafe_open or is_loopback(host))
-    door = Door(host, port, secrets.token_urlsafe(24) if asks else None, write, tuple(frame_ancestors or ()))
-    _say_where(store, door, is_loopback(host), as_json)
-    _serve(store, door, listening, schema)
+    door = Door(host, port, secrets.token_urlsafe(24) if asks else None, write, tuple(frame_ancestors or ()), base)
+    _say_where(", ".join(stores), door, is_loopback(host), as_json)
+    _serve(stores, door, listening, schema)
 
 
 def _schema_of(labels: Path) -> "LabelSchema":
@@ -97,7 +110,9 @@ def _say_where(store: str, door: "Door", here_alone: bool, as_json: bool) -> Non
     """The address, and how another machine reaches it."""
     host, port = door.host, door.port
     name = host if here_alone else socket.gethostname() if host in ("0.0.0.0", "::") else host
-    address = f"http://{f'[{name}]' if ':' in name else name}:{port}/" + (f"#token={door.token}" if door.token else "")
+    address = f"http://{f'[{name}]' if ':' in name else name}:{port}{door.base}/" + (
+        f"#token={door.token}" if door.token else ""
+    )
     forward = f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}"
     if as_json:
         say_json({"event": "serving", "url": address, "forward": forward, "store": store})
@@ -175,16 +190,24 @@ def export(
             say(f"{rows:,} rows lost all of their tokens, because the text of their tokens is unknown")
 
 
-def _serve(store: str, door: "Door", listening: socket.socket, labels: "LabelSchema | None") -> None:
+def _serve(stores: list[str], door: "Door", listening: socket.socket, labels: "LabelSchema | None") -> None:
     """Until Ctrl-C or SIGTERM."""
     import uvicorn
 
     sys.meta_path.insert(0, _WithoutPandas)
 
     from agentrl.flows.viewer.app import application, opening
+    from agentrl.flows.viewer.below import Below, named
     from agentrl.recorder.connections import Connection  # half-sent requests end after a time
 
-    app_ = application(opening(store, labels), door, lambda: server.should_exit)
+    names = named(stores) if len(stores) > 1 else {"": stores[0]}
+    viewers = {
+        f"{door.base}/{name}".rstrip("/"): application(
+            opening(store, labels), door, lambda: server.should_exit, list(names), name
+        )
+        for name, store in names.items()
+    }
+    app_ = Below(viewers) if any(viewers) else viewers[""]
     quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off"}
     config = uvicorn.Config(app_, http=Connection, timeout_graceful_shutdown=2, **quiet)
     server = uvicorn.Server(config)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from agentrl.flows.viewer.files import FrontEnd, asked_first, raw_path
 from agentrl.flows.viewer.guard import SESSION, Door, Guard
 from agentrl.flows.viewer.questions import ACTIONS, QUESTIONS, Answering, Question
 from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire import Refusal, Writing
+from agentrl.flows.viewer.wire import Refusal, StoresShown, Writing
 from agentrl.pipelines.secrets import redacted
 from agentrl.schemas.json_text import loads, unstorable
 
@@ -58,8 +58,15 @@ def opening(store: str, labels: "LabelSchema | None" = None) -> "Future[StoreRea
     return future
 
 
-def application(opened: "Future[StoreReader]", door: Door, ended: Callable[[], bool] = lambda: False) -> Guard:
-    """The viewer of one store behind a door. Streams of events end when ``ended``."""
+def application(
+    opened: "Future[StoreReader]",
+    door: Door,
+    ended: Callable[[], bool] = lambda: False,
+    stores: Sequence[str] = (),
+    name: str = "",
+) -> Guard:
+    """The viewer of one store behind a door. Streams of events end when ``ended``. ``stores`` are the names of all that
+    are shown below paths beside each other, of which this one has a ``name``."""
     limiter: list[CapacityLimiter] = []  # made in the event loop
     asked = partial(_endpoint, opened, limiter)
     front = FrontEnd(STATIC)
@@ -70,6 +77,9 @@ def application(opened: "Future[StoreReader]", door: Door, ended: Callable[[], b
     async def writing(request: Request) -> Response:
         allowed = Writing(key=door.key) if door.write else Writing(key=None)
         return JSONResponse(allowed.model_dump())
+
+    async def beside(request: Request) -> Response:
+        return JSONResponse(StoresShown(name=name, stores=list(stores)).model_dump())
 
     async def events(request: Request) -> Response:
         try:
@@ -96,7 +106,7 @@ def application(opened: "Future[StoreReader]", door: Door, ended: Callable[[], b
 
     routes = [Route(path, asked(kind, answer, _query)) for path, kind, answer in QUESTIONS]
     routes += [Route(path, asked(kind, act, _body), methods=["POST"]) for path, kind, act in ACTIONS]
-    routes += [Route("/api/events", events), Route("/api/writing", writing)]
+    routes += [Route("/api/events", events), Route("/api/writing", writing), Route("/api/stores", beside)]
     routes += [Route(SESSION, session), Route("/static/{name:path}", file), Route("/{path:path}", page)]
     return Guard(Starlette(routes=routes), door)
 
@@ -128,7 +138,7 @@ def _endpoint(
 async def _query(request: Request) -> dict[str, str | list[str]]:
     """The query: a name that may be given several times is a list."""
     given = request.query_params
-    return {name: given.getlist(name) if name == "set" else value for name, value in given.items()}
+    return {name: given.getlist(name) if name in ("set", "id") else value for name, value in given.items()}
 
 
 async def _body(request: Request) -> Any:

@@ -63,13 +63,14 @@ def is_loopback(host: str) -> bool:
 class Door:
     """Where the viewer listens, and what opens it. ``token`` None lets in everybody who reaches the address. ``write``
     lets in POST, with the ``key``. Pages of the origins ``framed_by`` may show the viewer in a frame; None may if there
-    are none."""
+    are none. Browsers see the viewer below the path ``base``."""
 
     host: str
     port: int
     token: str | None = None
     write: bool = False
     framed_by: tuple[str, ...] = ()
+    base: str = ""
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32))
 
@@ -172,7 +173,9 @@ class Guard:
                 if "cache-control" not in headers:
                     headers["cache-control"] = "no-store"
                 if opened and self.door.token and message["status"] < 400:
-                    headers["set-cookie"] = f"{self.door.cookie}={self.door.session}; Path=/; HttpOnly; SameSite=Strict"
+                    headers["set-cookie"] = (
+                        f"{self.door.cookie}={self.door.session}; Path={self.door.base}/; HttpOnly; SameSite=Strict"
+                    )
             await send(message)
 
         refused = self.door.refusal(scope)

@@ -29,6 +29,7 @@ from agentrl.flows.viewer.wire.queries import (
     SearchQuery,
     SearchTreeQuery,
     SideQuery,
+    SomeRows,
     StepQuery,
     TaskQuery,
     TwoRows,
@@ -75,6 +76,18 @@ def _rows(reader: "StoreReader", request: Request, question: Page) -> Response:
 
 def _facets(reader: "StoreReader", request: Request, question: Filtered) -> Response:
     return _json(reader.facets(question))
+
+
+def _answers(reader: "StoreReader", request: Request, question: SomeRows) -> Response:
+    return _json(reader.answers(question.id, question.at))
+
+
+def _exported(reader: "StoreReader", request: Request, question: Filtered) -> Response:
+    from agentrl.flows.viewer.offline.export import answer
+
+    body, name = answer(reader, question)
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(body, headers=headers, media_type="application/octet-stream")
 
 
 def _rule(reader: "StoreReader", request: Request, question: Filtered) -> Response:
@@ -226,7 +239,9 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/settings", NamedPipeline, _settings),
     ("/api/runs/compare", TwoRuns, _runs),
     ("/api/rows", Page, _rows),
+    ("/api/answers", SomeRows, _answers),
     ("/api/facets", Filtered, _facets),
+    ("/api/export", Filtered, _exported),
     ("/api/rule", Filtered, _rule),
     ("/api/search", SearchQuery, _search),
     ("/api/rows/{id:path}/messages/{number:int}", MessageQuery, _message),  # ids of imports may hold slashes

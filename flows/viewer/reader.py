@@ -22,9 +22,9 @@ from agentrl.flows.viewer.pages.overview import known_settings, overview, run_an
 from agentrl.flows.viewer.pages.replays import Replays
 from agentrl.flows.viewer.query import among, facets
 from agentrl.flows.viewer.query.artifacts import Artifacts, numbers
-from agentrl.flows.viewer.query.tables import Recent, Snapshot, Tables, both, column_of, stream
+from agentrl.flows.viewer.query.tables import TEXT, Recent, Snapshot, Tables, both, column_of, stream
 from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.buffer import Facets, Hit, Hits
+from agentrl.flows.viewer.wire.buffer import Answers, Facets, Hit, Hits
 from agentrl.flows.viewer.wire.compare import (
     Aligned,
     Evaluations,
@@ -94,6 +94,16 @@ class StoreReader:
         snapshot = self.tables.at(question.at)
         part = self.part(question, snapshot)
         return facets.facets(snapshot, question.filter, part.mask if part else None)
+
+    def answers(self, ids: list[str], at: str | None) -> Answers:
+        """What the policy said last in these rows. Raises RefusedError if one is not there."""
+        snapshot = self.tables.at(at)
+        try:
+            messages = self.read(ids, ("messages",), snapshot)["messages"].to_pylist()
+        except UnknownTrajectoryError as error:
+            raise RefusedError(str(error), field="id", status=404) from None
+        last_words = zip(ids, map(trajectory.last_words, messages), strict=True)
+        return Answers(version=snapshot.version, answers={name: text[:TEXT] for name, text in last_words})
 
     def search(self, text: str, k: int) -> Hits:
         """The rows whose prompts are nearest. The index is only read. Raises RefusedError if there is none."""

@@ -200,6 +200,22 @@ def test_markup_in_rows_ends_no_script(tmp_path: Path) -> None:
     assert file.text.count("<script") == file.text.count("</script>") == 5
 
 
+def test_a_page_gets_the_file_of_the_rows_that_it_shows(
+    store: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = browser.ask("/api/export", filter="stage = 'eval'")
+    assert answer.headers["content-disposition"] == 'attachment; filename="agentrl-4-rows.html"'
+    about, tables = unpacked(answer.text)
+    assert (about["rows"], about["selection"]) == (4, "filter: stage = 'eval'")
+    assert set(tables["rows"]["stage"].to_pylist()) == {"eval"}
+    assert "no row fits" in browser.json("/api/export", 400, filter="level = 77")["error"]
+    monkeypatch.setattr("agentrl.flows.viewer.offline.export.CAP", 1000)
+    monkeypatch.setattr(export, "__defaults__", (None, 1000))
+    refused = browser.json("/api/export", 413)
+    assert "24 rows do not fit" in refused["error"]
+    assert "agentrl view export" in refused["next"]
+
+
 # redaction
 
 

@@ -271,3 +271,29 @@ def test_a_row_whose_makers_are_gone(tmp_path: Path) -> None:
     }
     assert answer["made_by"]["uses"] == ""
     assert answer["made_by"]["inputs"] == []
+
+
+def test_the_last_words_of_rows_are_asked_by_their_ids(browser: Browser) -> None:
+    ids = browser.arrow("/api/rows", limit=3, columns="trajectory_id")["trajectory_id"].to_pylist()
+    answers = browser.json("/api/answers", id=ids)["answers"]
+    assert list(answers) == ids
+    for name in ids:
+        messages = browser.json(f"/api/rows/{name}")["messages"]
+        spoken = [turn for turn in messages if turn["role"] == "assistant" and (turn["content"] or turn["tool_calls"])]
+        assert answers[name] == (spoken[-1]["content"] or answers[name])[:300]
+    assert browser.json("/api/answers", 404, id="nobody")["field"] == "id"
+    assert browser.json("/api/answers", 400)["field"] == "id"
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([], ""),
+        ([{"role": "user", "content": "hi", "tool_calls": []}], ""),
+        ([{"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": "{}"}]}], "f({})"),
+        ([{"role": "assistant", "content": "yes", "tool_calls": [{"name": "f", "arguments": "{}"}]}], "yes"),
+        ([{"role": "assistant", "content": "a", "tool_calls": []}, {"role": "tool", "content": "b"}], "a"),
+    ],
+)
+def test_last_words_are_content_or_a_call(messages: list[dict[str, Any]], text: str) -> None:
+    assert trajectory.last_words(messages) == text

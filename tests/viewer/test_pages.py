@@ -182,7 +182,7 @@ def test_a_search_ranks_rows(seen: Watched) -> None:
     page = seen.open("/buffer", ".grid a")
     page.fill("#search", "pet of the boss")
     page.keyboard.press("Enter")
-    page.wait_for_selector("[role=columnheader] button:has-text('score')")
+    page.wait_for_selector("[role=columnheader]:has-text('score')")
     assert "q=pet" in page.url
     assert page.locator(".grid [role=row]").count() > 5
     until(page, "/the [0-9]+ rows whose prompts are nearest/.test(document.querySelector('.counts').textContent)")
@@ -204,6 +204,7 @@ def test_keys_of_the_trajectory(seen: Watched) -> None:
     until(page, f"document.querySelector('h1').textContent !== {first!r}")
     page.keyboard.press("n")
     until(page, f"document.querySelector('h1').textContent === {first!r}")
+    page.keyboard.press("l")
     page.wait_for_selector(".t.trained")
     page.keyboard.press("]")
     page.wait_for_selector("[class*=heat-]")

@@ -22,6 +22,7 @@ from agentrl.flows.viewer.query.tables import COLUMNS, Snapshot, plain, stream
 from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.export import Contents, ExportedColumn
+from agentrl.flows.viewer.wire.queries import Filtered
 from agentrl.flows.viewer.wire.trajectory import RowAnswer
 from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.results.lineage import find_artifact
@@ -110,6 +111,28 @@ def export(
     """The file with these rows, or the first ``rows`` of them. Raises TooLargeError if they do not fit ``cap``
     bytes."""
     return _Export(reader, snapshot, redactor, chosen.ids[:rows]).file(chosen, cap)
+
+
+def answer(reader: StoreReader, question: Filtered) -> tuple[bytes, str]:
+    """The file with the rows that a page shows, and its name. Raises RefusedError if there are none, or too many."""
+    snapshot = reader.tables.at(question.at)
+    ids = snapshot.columns(["trajectory_id"])["trajectory_id"]
+    if (mask := reader.mask(question, snapshot)) is not None:
+        ids = ids.filter(pl.Series(mask))
+    if ids.is_empty():
+        raise RefusedError("no row fits the filter", field="filter", following="choose other rows")
+    by = FILTER + question.filter if question.filter else question.among or "all rows"
+    try:
+        file = export(reader, RowsOfFile(sorted(ids), by), snapshot, Redactor(()))
+    except TooLargeError as error:
+        command = f"agentrl view export ROWS FILE --rows {error.fitting} --store {reader.store}"
+        raise RefusedError(
+            f"{len(ids):,} rows do not fit a file of {CAP / 1e6:g} MB; {error.fitting:,} do",
+            field="filter",
+            following=f"choose fewer rows, or: {command}",
+            status=413,
+        ) from None
+    return file.text.encode(), f"agentrl-{len(ids)}-rows.html"
 
 
 class _Export:

@@ -99,6 +99,15 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
 
 
+def last_words(messages: Sequence[dict[str, Any]]) -> str:
+    """The last content of the policy, or the call that it made last; empty without either."""
+    for message in reversed(messages):
+        if message["role"] == "assistant" and (message["content"] or message["tool_calls"]):
+            call = message["tool_calls"][-1] if message["tool_calls"] else None
+            return str(message["content"] or f"{call['name']}({call['arguments']})" if call else message["content"])
+    return ""
+
+
 def one_message(row: pa.Table, number: int) -> ShownMessage:
     """A whole message. Raises RefusedError if there is none of this number."""
     messages = row["messages"][0]

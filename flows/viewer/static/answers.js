@@ -215,10 +215,22 @@ async function aligned(query) {
 /** @param {any} body */
 const json = (body) => new Response(JSON.stringify(body), { headers: { "content-type": "application/json" } });
 
+/** @param {URLSearchParams} query */
+async function lastWords(query) {
+  const found = query.getAll("id").map(async (id) => {
+    const { messages } = /** @type {import("./wire.js").RowAnswer} */ (JSON.parse((await row(id))("answer")));
+    const last = messages.findLast((message) => message.role === "assistant" && (message.content || message.tool_calls.length));
+    const call = last?.tool_calls.at(-1);
+    return [id, cut(last?.content || (call ? `${call.name}(${call.arguments})` : ""))];
+  });
+  return json({ version: contents.version, answers: Object.fromEntries(await Promise.all(found)) });
+}
+
 /** @type {[RegExp, (query: URLSearchParams, id: string) => Promise<Response>][]} */
 const QUESTIONS = [
   [/^\/api\/rows$/, page],
   [/^\/api\/facets$/, facets],
+  [/^\/api\/answers$/, lastWords],
   [/^\/api\/rows\/([^/]+)$/, async (_, id) => new Response((await row(id))("answer"))],
   [/^\/api\/tokens\/([^/]+)$/, async (_, id) => new Response((await row(id))("tokens"))],
   [/^\/api\/tokens\/([^/]+)\/text$/, async (_, id) => new Response((await row(id))("text"))],

@@ -15,14 +15,17 @@ import { Table } from "./table.js";
 import { pieces } from "./text.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 
-const COLUMNS = ["trajectory_id", "stage", "env", "split", "level", "success", "reward", "termination", "n_steps", "n_tokens", "n_tool_calls", "n_tool_errors", "policy", "policy_version", "task_id", "prompt", "created_at"];
+const COLUMNS = ["prompt", "answer", "success", "reward", "trajectory_id", "stage", "termination", "n_tool_calls", "n_tool_errors", "n_tokens", "n_steps", "level", "policy", "policy_version", "env", "split", "task_id", "created_at"];
+
+/** The columns that this reader chose before. */
+const kept = () => localStorage.getItem("columns") ?? "";
 const HITS = 200;
 
 /** Shows other rows, from the first one on. @param {Parameters<typeof change>[0]} params */
 const show = (params) => change({ ...params, row: null });
 
 export function BufferPage() {
-  const { filter = "", sort = "", desc, at, q = "", cols = "", among, rule } = place.value.params;
+  const { filter = "", sort = "", desc, at, q = "", cols = kept(), among, rule } = place.value.params;
   const query = { filter, sort: sort || "created_at", desc: sort ? desc === "true" : true, at, columns: cols || COLUMNS.join(","), among, rule };
   const current = Math.max(0, Number(place.value.params.row ?? 0) || 0);
   const setCurrent = (/** @type {number} */ row) => change({ row: row || null });
@@ -60,7 +63,7 @@ export function BufferPage() {
   return html`<div class="buffer">
     <h1 class="unseen">Buffer</h1>
     <${Bar} box=${box} filter=${filter} q=${q} problem=${rows.problem ?? facets.problem} busy=${rows.busy || facets.busy} />
-    <aside aria-label="histograms">${facets.value && html`<${FacetList} facets=${facets.value.facets} filter=${filter} set=${setFilter} />`}</aside>
+    <aside aria-label="histograms"><details open=${innerWidth > 800}><summary>histograms</summary>${facets.value && html`<${FacetList} facets=${facets.value.facets} filter=${filter} set=${setFilter} />`}</details></aside>
     <div class="found">
       <div class="counts" role="status">
         ${source && html`<span><b>${plural(source.total, "row")}</b>${facets.value && !q ? ` of ${count(facets.value.total)}` : ""}</span>`}
@@ -150,9 +153,16 @@ function Selection() {
 function Columns({ all, chosen }) {
   const turn = (/** @type {string} */ name) => {
     const next = chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name];
-    change({ cols: next.join(",") === COLUMNS.join(",") ? null : next.join(",") });
+    turnTo(next);
+  };
+  const turnTo = (/** @type {string[]} */ next) => {
+    const own = next.join(",") === COLUMNS.join(",") ? "" : next.join(",");
+    if (own) localStorage.setItem("columns", own); // here, and in other windows of this browser
+    else localStorage.removeItem("columns");
+    change({ cols: own });
   };
   return html`<details class="columns"><summary>columns</summary><div class="menu">
+    <button class="quiet" onClick=${() => turnTo(COLUMNS)}>as at first</button>
     ${all.map((name) => html`<label><input type="checkbox" checked=${chosen.includes(name)} onChange=${() => turn(name)} /> ${name}</label>`)}
   </div></details>`;
 }

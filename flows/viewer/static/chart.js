@@ -1,6 +1,6 @@
 // A metric by step, drawn by uPlot, with the doctor's bounds as bands. Only charts in view are drawn.
 import { decimal } from "./format.js";
-import { effect, html, useEffect, useRef } from "./ui.js";
+import { effect, html, signal, useEffect, useRef } from "./ui.js";
 import uPlot from "./vendor/uplot.js";
 
 /** @typedef {import("./curves.js").Curves} Curves */
@@ -9,6 +9,27 @@ import uPlot from "./vendor/uplot.js";
 const SIZE = { width: 320, height: 128 };
 const LETTER = 7; // pixels, no less than a digit or a minus sign of 11 px is wide
 const BUDGET_MS = 8;
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
+const DRAGGED = 4; // pixels from which on a press is a drag, which zooms
+
+/** How much each value counts of those before it, as in TensorBoard: 0 smoothes nothing. */
+export const smoothing = signal(0);
+
+/** A moving average without the bias of its beginning; unknown values stay unknown. @param {ArrayLike<number | null>} values @param {number} weight */
+export function smoothed(values, weight) {
+  let [sum, norm] = [0, 0];
+  return Array.from(values, (value) => {
+    if (value === null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    norm = weight * norm + 1 - weight;
+    return sum / norm;
+  });
+}
+
+export function Smoothing() {
+  return html`<label class="smoothing">smoothing <input type="range" min="0" max="0.95" step="0.05" value=${smoothing.value} aria-valuetext=${String(smoothing.value)}
+    onInput=${(/** @type {Event} */ event) => (smoothing.value = Number(/** @type {HTMLInputElement} */ (event.target).value))} /></label>`;
+}
 
 /** What charts have to do, a few milliseconds of it in each frame, so that the page answers meanwhile. */
 const jobs = /** @type {Set<() => void>} */ (new Set());
@@ -41,7 +62,7 @@ export function number(value) {
 /** The colours that the style sheet gives, as a canvas needs them. @param {HTMLElement} beside */
 function colours(beside) {
   const probe = beside.appendChild(document.createElement("span"));
-  const found = Object.fromEntries(["accent", "bad", "soft", "hair", "ink"].map((name) => {
+  const found = Object.fromEntries(["accent", "bad", "soft", "hair", "ink", "line-0", "line-1", "line-2", "line-3"].map((name) => {
     probe.style.color = `var(--${name})`;
     return [name, getComputedStyle(probe).color];
   }));
@@ -61,16 +82,18 @@ export function range(bands, low, high) {
 export const room = (_, labels) => Math.max(52, ...(labels ?? []).map((label) => 16 + LETTER * label.length));
 
 class Drawing {
-  /** @param {HTMLElement} box @param {HTMLElement} caption @param {string} name @param {Curves} curves @param {Band[]} bands @param {(step: number) => void} choose */
-  constructor(box, caption, name, curves, bands, choose) {
+  /** @param {HTMLElement} box @param {HTMLElement} caption @param {string} name @param {Curves} curves @param {Band[]} bands @param {(step: number) => void} choose @param {Curves[]} [others] of other stages, on the same axes */
+  constructor(box, caption, name, curves, bands, choose, others = []) {
     this.box = box;
     this.caption = caption;
     this.name = name;
     this.curves = curves;
     this.bands = bands;
     this.choose = choose;
+    this.others = others;
     this.visible = false;
     this.dirty = true;
+    this.shown = 0; // steps that are drawn
     this.step = /** @type {number | null} */ (null);
     this.plot = /** @type {uPlot | null} */ (null);
     this.colours = /** @type {Record<string, string>} */ ({});
@@ -82,6 +105,7 @@ class Drawing {
     this.watch.observe(box);
     this.stop = effect(() => {
       curves.changed.value;
+      smoothing.value;
       this.renew();
     });
   }
@@ -107,10 +131,23 @@ class Drawing {
   draw() {
     if (!this.visible) return;
     this.dirty = false;
-    const data = [this.curves.steps, this.values()];
-    if (this.plot) this.plot.setData(data);
+    const weight = smoothing.peek();
+    const raw = this.values();
+    const own = /** @type {ArrayLike<number | null>[]} */ ([this.curves.steps, weight ? smoothed(raw, weight) : raw, weight ? raw : []]);
+    own[2] = weight ? raw : raw.map(() => null); // the raw curve is drawn faintly under the smoothed one
+    const tables = this.others.map(({ steps, columns }) => [steps, smoothed(columns.get(this.name) ?? steps.map(() => null), weight)]);
+    const data = tables.length ? uPlot.join([own, ...tables]) : own;
+    if (this.plot) this.plot.setData(data, !this.zoomed());
     else this.make(data);
+    this.shown = this.curves.steps.length;
     this.tell(null);
+  }
+
+  /** Whether the reader dragged over a part of the steps. */
+  zoomed() {
+    const { min, max } = this.plot?.scales.x ?? { min: null, max: null };
+    const { steps } = this.curves;
+    return min !== null && max !== null && this.shown > 1 && (min > steps[0] || max < steps[this.shown - 1]);
   }
 
   values() {
@@ -121,21 +158,25 @@ class Drawing {
   make(data) {
     this.colours = colours(this.box);
     const { accent, soft, hair } = this.colours;
+    const line = (/** @type {string} */ stroke) => ({ stroke, width: 1.5, spanGaps: false, points: { show: data[0].length < 40, size: 4 } });
     const axis = { stroke: soft, font: "11px system-ui", grid: { stroke: hair, width: 1 }, ticks: { show: false } };
     this.plot = new uPlot({
       ...SIZE,
       legend: { show: false },
-      cursor: { y: false, drag: { x: false, y: false }, sync: { key: "steps" } },
+      cursor: { y: false, drag: { x: true, y: false, dist: DRAGGED }, sync: { key: "steps" } },
       scales: { x: { time: false }, y: { range: (/** @type {unknown} */ _, /** @type {number | null} */ low, /** @type {number | null} */ high) => range(this.bands, low, high) } },
-      axes: [{ ...axis, size: 22 }, { ...axis, size: room, values: (/** @type {unknown} */ _, /** @type {number[]} */ ends) => ends.map(number) }],
-      series: [{}, { stroke: accent, width: 1.5, spanGaps: false, points: { show: data[0].length < 40, size: 4 } }],
+      axes: [{ ...axis, size: 22, incrs: WHOLE, space: 40 }, { ...axis, size: room, values: (/** @type {unknown} */ _, /** @type {number[]} */ ends) => ends.map(number) }],
+      series: [{}, line(accent), { ...line(accent), alpha: 0.25, points: { show: false } }, ...this.others.map((_, i) => ({ ...line(this.colours[`line-${i % 4}`]), spanGaps: true }))],
       hooks: {
         drawClear: [(/** @type {uPlot} */ plot) => this.shade(plot)],
         draw: [(/** @type {uPlot} */ plot) => this.line(plot)],
         setCursor: [(/** @type {uPlot} */ plot) => this.tell(plot.cursor.idx)],
       },
     }, data, this.box);
-    this.plot.over.addEventListener("click", () => {
+    let from = 0;
+    this.plot.over.addEventListener("mousedown", (event) => (from = event.clientX));
+    this.plot.over.addEventListener("click", (event) => {
+      if (Math.abs(event.clientX - from) >= DRAGGED) return;
       const place = this.plot?.cursor.idx;
       if (place !== null && place !== undefined) this.choose(this.curves.steps[place]);
     });
@@ -184,19 +225,19 @@ class Drawing {
 }
 
 /**
- * @param {{name: string, curves: Curves, bands: Band[], step: number | null, choose: (step: number) => void, theme: string}} props
+ * @param {{name: string, curves: Curves, bands: Band[], step: number | null, choose: (step: number) => void, theme: string, others?: Curves[]}} props
  */
-export function Chart({ name, curves, bands, step, choose, theme }) {
+export function Chart({ name, curves, bands, step, choose, theme, others }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const caption = useRef(/** @type {HTMLElement | null} */ (null));
   const drawing = useRef(/** @type {Drawing | null} */ (null));
   const latest = useRef(choose);
   latest.current = choose;
   useEffect(() => {
-    const made = new Drawing(/** @type {HTMLElement} */ (box.current), /** @type {HTMLElement} */ (caption.current), name, curves, bands, (at) => latest.current(at));
+    const made = new Drawing(/** @type {HTMLElement} */ (box.current), /** @type {HTMLElement} */ (caption.current), name, curves, bands, (at) => latest.current(at), others);
     drawing.current = made;
     return () => made.close();
-  }, [curves, name, JSON.stringify(bands)]);
+  }, [curves, name, JSON.stringify(bands), others]);
   useEffect(() => drawing.current?.mark(step), [step, curves]);
   useEffect(() => drawing.current?.recolour(), [theme]);
   return html`<figure class="chart">

@@ -41,6 +41,12 @@ export class Curves {
     for (const [name, values] of this.columns) values.push(known(line[name]));
   }
 
+  /** The value that a metric has at each step; null if it changes, or was measured once. @param {string} name */
+  constant(name) {
+    const values = (this.columns.get(name) ?? []).filter((value) => value !== null);
+    return values.length > 1 && values.every((value) => value === values[0]) ? values[0] : null;
+  }
+
   /** Where a step is; -1 if it is not there. @param {number} step */
   place(step) {
     return this.steps.indexOf(step);

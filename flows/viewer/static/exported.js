@@ -29,6 +29,8 @@ Object.assign(globalThis, { agentrl: ask }); // for readers who want the rows th
 
 export const store = null;
 
+export const beside = null;
+
 /** Nothing changes in a file. */
 export const events = () => null;
 

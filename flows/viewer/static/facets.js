@@ -9,8 +9,11 @@ import { html, useRef, useState } from "./ui.js";
 
 /** @param {{facets: Facet[], filter: string, set: (filter: string) => void}} props */
 export function FacetList({ facets, filter, set }) {
+  const drawn = facets.filter((facet) => facet.bins.length + facet.more > 1 || facet.bins.some((bin) => has(filter, bin.where)));
+  const same = facets.filter((facet) => facet.bins.length === 1 && !drawn.includes(facet) && facet.bins[0].label !== "unknown");
   return html`<div class="facets"><h2 class="unseen">Histograms</h2>
-    ${facets.map((facet) => html`<${facet.kind === "number" ? Numbers : Values} key=${facet.column} facet=${facet} filter=${filter} set=${set} />`)}
+    ${same.length > 0 && html`<p class="soft">in all rows: ${same.map((facet) => `${facet.column} ${visible(facet.bins[0].label)}`).join(", ")}</p>`}
+    ${drawn.map((facet) => html`<${facet.kind === "number" ? Numbers : Values} key=${facet.column} facet=${facet} filter=${filter} set=${set} />`)}
   </div>`;
 }
 

@@ -87,13 +87,18 @@ export class Painter {
     const fragment = document.createDocumentFragment();
     for (let i = block.from; i < block.to; i++) {
       const span = document.createElement("span");
-      span.className = classes(this.lens, this.tokens, i) + (i === this.current ? " now" : "");
       const text = this.tokens.piece(i);
+      span.className = this.classes(i);
       if (text.endsWith("\n")) span.append(text.slice(0, -1), lineEnd(), "\n");
       else span.textContent = text;
       fragment.append(span);
     }
     block.element.replaceChildren(fragment);
+  }
+
+  /** @param {number} i */
+  classes(i) {
+    return classes(this.lens, this.tokens, i) + this.tokens.folds(i) + (i === this.current ? " now" : "");
   }
 
   /** @param {Lens} lens */
@@ -105,7 +110,7 @@ export class Painter {
   /** @param {Block} block */
   restyle(block) {
     const spans = block.element.children;
-    for (let i = block.from; i < block.to; i++) spans[i - block.from].className = classes(this.lens, this.tokens, i) + (i === this.current ? " now" : "");
+    for (let i = block.from; i < block.to; i++) spans[i - block.from].className = this.classes(i);
   }
 
   /** The number of the token that an element draws; -1 if it draws none. @param {EventTarget | null} target */

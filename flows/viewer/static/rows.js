@@ -1,5 +1,5 @@
 // Rows of the buffer, fetched in pages as the table shows them.
-import { arrow } from "./api.js";
+import { arrow, json } from "./api.js";
 import { oneOf } from "./filter.js";
 import { count, plural } from "./format.js";
 import { signal } from "./ui.js";
@@ -14,8 +14,32 @@ import { signal } from "./ui.js";
 
 const PAGE = 200;
 
+/** What the policy said last, which stands in no column: asked for the rows in view alone. */
+class LastWords {
+  /** @param {string | undefined} at */
+  constructor(at) {
+    this.at = at;
+    /** @type {Map<string, string | null>} null while it is fetched */
+    this.known = new Map();
+    this.changed = signal(0);
+  }
+
+  /** @param {string[]} ids */
+  async need(ids) {
+    const asked = ids.filter((id) => !this.known.has(id)).slice(0, 60);
+    if (!asked.length) return;
+    for (const id of asked) this.known.set(id, null);
+    const found = /** @type {import("./wire.js").Answers | null} */ (await json("/api/answers", { id: asked, at: this.at }).catch(() => null));
+    for (const id of asked) this.known.set(id, found?.answers[id] ?? "");
+    this.changed.value++;
+  }
+}
+
+/** The columns that the server has. @param {string} columns */
+const scalar = (columns) => columns.split(",").filter((name) => name !== "answer").join(",");
+
 /** Names of the columns that the rows have, also of those that were not asked for. @param {Headers} headers */
-const all = (headers) => (headers.get("X-Columns") ?? "").split(",");
+const all = (headers) => ["answer", ...(headers.get("X-Columns") ?? "").split(",")];
 
 /** All rows that a query finds. After the first page every page is read from the same version, so that rows never shift. */
 export class Rows {
@@ -32,6 +56,7 @@ export class Rows {
     /** @type {string | undefined} */
     this.version = query.at;
     this.changed = signal(0);
+    this.said = new LastWords(query.at);
     /** @type {Error | null} of a page after the first */
     this.problem = null;
   }
@@ -49,7 +74,7 @@ export class Rows {
   /** @param {number} page */
   async fetch(page) {
     this.pages.set(page, null);
-    const params = { ...this.query, at: this.version, offset: page * PAGE, limit: PAGE };
+    const params = { ...this.query, columns: scalar(this.query.columns), at: this.version, offset: page * PAGE, limit: PAGE };
     try {
       const { table, headers } = await arrow("/api/rows", params, this.stop.signal);
       this.pages.set(page, table);
@@ -118,6 +143,7 @@ export class Found {
     /** @type {string[]} */
     this.columns = [];
     this.changed = signal(0);
+    this.said = new LastWords(query.at);
     this.problem = null;
     /** @type {Cells[]} */
     this.found = [];
@@ -128,7 +154,7 @@ export class Found {
     const cells = new Map();
     for (const filter of filters(this.hits.map((hit) => hit.trajectory_id), this.query.filter)) {
       const { at, columns, among, rule } = this.query;
-      const { table, headers } = await arrow("/api/rows", { filter, limit: this.hits.length, at, columns, among, rule });
+      const { table, headers } = await arrow("/api/rows", { filter, limit: this.hits.length, at, columns: scalar(columns), among, rule });
       const ids = table.getChild("trajectory_id");
       for (let i = 0; i < table.numRows; i++) cells.set(ids?.at(i), (column) => table.getChild(column)?.at(i));
       this.columns = ["score", ...all(headers)];

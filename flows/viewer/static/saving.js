@@ -1,9 +1,11 @@
 // Rows that are saved as a selection with a name, and the filter as a rule of curation.
 import { json, post, useAnswer } from "./api.js";
+import { oneOf } from "./filter.js";
 import { plural, quoted } from "./format.js";
 import { copy } from "./keys.js";
 import { address } from "./location.js";
 import { Problem } from "./problem.js";
+import { share } from "./share.js";
 import { selected } from "./selection.js";
 import { store } from "./served.js";
 import { pieces } from "./text.js";
@@ -67,6 +69,9 @@ export function Saving({ shown, total }) {
       <button type="button" disabled=${!ready || !total} onClick=${() => save(all)}>${total === null ? "save the rows shown" : `save ${plural(total, "row")}`}</button>
       ${ids.length > 0 && html`<button type="button" disabled=${!ready} onClick=${() => save({ at: shown.at, ids })}>save the ${ids.length} selected</button>`}
       <button type="button" disabled=${busy || !shown.filter} onClick=${asRule}>copy as a curation rule</button>
+      <button type="button" disabled=${busy || !total} onClick=${() => done(share(all, "rows.html"))}>one file for others</button>
+      ${ids.length > 0 && html`<button type="button" disabled=${busy} onClick=${() => done(share({ filter: oneOf(ids), at: shown.at }, "rows.html"))}>a file of the ${ids.length} selected</button>`}
+    <p class="soft">A file needs no server; nothing in it is redacted. <code>agentrl view export --redact</code> takes patterns out.</p>
     </form>
     ${total === null && html`<p class="soft">What a search found is saved by selecting it: x.</p>`}
     ${writing.value && !allowed && html`<p class="soft">This viewer only reads. To save from here, start it by <code>agentrl view --write</code>${line && html`; or run <code>${line}</code> <button type="button" class="quiet" onClick=${() => copy(line, "command")}>copy the command</button>`}.</p>`}

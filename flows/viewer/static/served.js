@@ -21,6 +21,9 @@ export const has = (to) => to.startsWith("/");
 /** The whole address, for other people. @param {string} to */
 export const whole = (to) => location.origin + under + to;
 
+/** Goes to another store of the same viewer; null in an exported file. @type {((name: string) => void) | null} */
+export const beside = (name) => location.assign(`${under.replace(/[^/]*$/, "")}${name}/`);
+
 /** The address of the viewer to which a link leads; null if it leads elsewhere. @param {HTMLAnchorElement} link */
 export function target(link) {
   if (link.origin !== location.origin || link.getAttribute("href")?.startsWith("#")) return null;

@@ -2,6 +2,7 @@
 import { Help, Said, listen, showHelp } from "./keys.js";
 import { followLinks, place } from "./location.js";
 import { enter } from "./served.js";
+import { Stores } from "./stores.js";
 import { theme, turnTheme } from "./theme.js";
 import { html, render, useEffect, useLayoutEffect, useState } from "./ui.js";
 
@@ -52,6 +53,7 @@ function Shell({ tabs, others, page }) {
   return html`<header class="top">
       <a class="skip" href="#page">skip to the page</a>
       <nav aria-label="pages">${Object.entries(tabs).map(([to, said]) => html`<a href=${to} aria-current=${path === to ? "page" : undefined}>${said}</a>`)}${room in others && html`<span aria-current="page">${others[room]}</span>`}</nav>
+      <${Stores} />
       <button class="quiet" onClick=${turnTheme}>theme: ${theme.value}</button>
       <button class="quiet" onClick=${showHelp}>keys: <kbd>?</kbd></button>
     </header>

@@ -1,6 +1,6 @@
 // A table of any length: rows have one height, and only those in view are in the document.
 import { decimal, time } from "./format.js";
-import { rowAddress } from "./location.js";
+import { go, rowAddress } from "./location.js";
 import { Problem } from "./problem.js";
 import { visible } from "./text.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
@@ -11,10 +11,13 @@ const HEIGHT = 24;
 const TALLEST = 15_000_000; // browsers draw no taller element; beyond it, scrolling moves by more than a row a pixel
 
 /** @type {Record<string, number>} */
-const WIDTHS = { trajectory_id: 184, prompt: 420, policy: 120, stage: 110, task_id: 168, created_at: 148, tags: 120, success: 72, termination: 92, env: 72, split: 88, run_id: 168 };
+const WIDTHS = { trajectory_id: 184, prompt: 360, answer: 260, success: 64, reward: 72, policy: 120, stage: 110, task_id: 168, created_at: 148, tags: 120, termination: 92, env: 72, split: 88, run_id: 168 };
+
+const NAMES = /** @type {Record<string, string>} */ ({ prompt: "question" });
+const IDS = ["trajectory_id", "task_id", "run_id", "group_id", "episode_id", "parent_id"];
 
 /** @param {string} column */
-const width = (column) => WIDTHS[column] ?? Math.min(200, 32 + 7 * column.length);
+const width = (column) => (innerWidth < 600 && (column === "prompt" || column === "answer") ? 168 : WIDTHS[column]) ?? Math.min(200, 32 + 7 * column.length);
 
 /**
  * @param {{
@@ -34,7 +37,13 @@ export function Table({ rows, columns, sort, desc, sortBy, current, setCurrent, 
   const from = Math.max(0, first - 6);
   const to = Math.min(rows.total, first + visibleRows + 6);
 
-  useEffect(() => rows.need(from, to - 1), [rows, from, to]);
+  rows.said.changed.value;
+  useEffect(() => {
+    rows.need(from, to - 1);
+    if (!columns.includes("answer")) return;
+    rows.said.need(Array.from({ length: to - from }, (_, i) => rows.row(from + i)?.("trajectory_id")).filter(Boolean));
+  }, [rows, from, to, rows.changed.value, columns.includes("answer")]);
+  const numbers = new Set(columns.filter((column) => column !== "created_at" && Array.from({ length: 9 }, (_, i) => rows.row(from + i)?.(column)).some((value) => typeof value === "number")));
   useLayoutEffect(() => {
     const element = /** @type {HTMLElement} */ (box.current);
     const watch = new ResizeObserver(() => setRoom(element.clientHeight - HEIGHT));
@@ -56,8 +65,8 @@ export function Table({ rows, columns, sort, desc, sortBy, current, setCurrent, 
       style=${{ "--columns": template }} onScroll=${() => setScroll(/** @type {HTMLElement} */ (box.current).scrollTop)}>
     <div class="head line" role="row" aria-rowindex="1">
       <div role="columnheader" aria-label="selected">x</div>
-      ${columns.map((column) => html`<div role="columnheader" aria-sort=${sort !== column ? "none" : desc ? "descending" : "ascending"}>
-        <button onClick=${() => sortBy(column)}>${column}${sort !== column ? "" : desc ? " ↓" : " ↑"}</button></div>`)}
+      ${columns.map((column) => column === "answer" || column === "score" ? html`<div role="columnheader" class=${column === "score" ? "number" : "soft"}>${column}</div>` : html`<div role="columnheader" class=${numbers.has(column) ? "number" : ""} aria-sort=${sort !== column ? "none" : desc ? "descending" : "ascending"}>
+        <button title=${column} onClick=${() => sortBy(column)}>${NAMES[column] ?? column}${sort !== column ? "" : desc ? " ↓" : " ↑"}</button></div>`)}
     </div>
     <div class="tall" role="presentation" style=${{ height: `${Math.min(tall, TALLEST)}px` }}>
       <div role="presentation" style=${{ transform: `translateY(${start}px)` }}>
@@ -65,9 +74,9 @@ export function Table({ rows, columns, sort, desc, sortBy, current, setCurrent, 
           const row = rows.row(index);
           const id = row?.("trajectory_id");
           return html`<div key=${index} id=${`row-${index}`} role="row" aria-rowindex=${index + 2} aria-selected=${selected.has(id) ? "true" : "false"}
-              class=${`line${index === current ? " current" : ""}`} onClick=${() => setCurrent(index)}>
+              class=${`line${index === current ? " current" : ""}`} onClick=${() => setCurrent(index)} onDblClick=${() => id && go(rowAddress(id, { at }))}>
             <div role="gridcell">${selected.has(id) ? "●" : ""}</div>
-            ${columns.map((column) => html`<${Cell} column=${column} value=${row?.(column)} at=${at} ready=${row !== null} />`)}
+            ${columns.map((column) => html`<${Cell} column=${column} value=${column === "answer" ? rows.said.known.get(id) : row?.(column)} at=${at} ready=${row !== null} />`)}
           </div>`;
         })}
       </div>
@@ -75,14 +84,19 @@ export function Table({ rows, columns, sort, desc, sortBy, current, setCurrent, 
   </div>`;
 }
 
+/** A name that is too long for its column loses its middle: ends tell names apart. @param {{text: string}} props */
+const Name = ({ text }) => html`<span>${text.slice(0, -12)}</span><span>${text.slice(-12)}</span>`;
+
 /** @param {{column: string, value: any, at: string | undefined, ready: boolean}} props */
 function Cell({ column, value, at, ready }) {
   if (!ready) return html`<div role="gridcell" class="soft">…</div>`;
-  if (column === "trajectory_id") return html`<div role="gridcell"><a tabindex="-1" href=${rowAddress(value, { at })}>${visible(value)}</a></div>`;
+  if (column === "trajectory_id") return html`<div role="gridcell" title=${visible(value)}><a class="name" tabindex="-1" href=${rowAddress(value, { at })}><${Name} text=${visible(value)} /></a></div>`;
+  if (column === "answer" && !value) return html`<div role="gridcell" class="soft">${value === "" ? "–" : "…"}</div>`;
   if (value === null || value === undefined) return html`<div role="gridcell" class="soft">–</div>`;
   if (typeof value === "boolean") return html`<div role="gridcell" class=${value ? "good" : "bad"}>${value ? "✓ yes" : "✗ no"}</div>`;
   if (column === "created_at") return html`<div role="gridcell">${time(value)}</div>`;
   if (typeof value === "number") return html`<div role="gridcell" class="number">${decimal(value)}</div>`;
+  if (IDS.includes(column)) return html`<div role="gridcell" title=${visible(value)}><span class="name"><${Name} text=${visible(value)} /></span></div>`;
   const text = visible(Array.isArray(value) ? value.join(", ") : String(value));
   return html`<div role="gridcell" title=${text}>${text}</div>`;
 }

@@ -1,5 +1,5 @@
 // Text of models and tools, shown as it is: control characters become visible, colours of terminals become classes,
-// and images are drawn only if the reader asks. Nothing is parsed as HTML or Markdown.
+// and images are drawn only if the reader asks. Nothing is parsed as HTML.
 import { size } from "./format.js";
 import { html, useMemo, useState } from "./ui.js";
 
@@ -121,7 +121,7 @@ function chunks(text) {
 }
 
 /** @param {string} text */
-function withImages(text) {
+export function withImages(text) {
   if (!text.includes("data:image/")) return terminal(text);
   const found = [];
   let end = 0;

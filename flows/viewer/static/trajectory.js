@@ -3,7 +3,8 @@ import { json, useAnswer } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { copies } from "./copies.js";
 import { count, decimal, plural } from "./format.js";
-import { copy, useKeys } from "./keys.js";
+import { oneOf } from "./filter.js";
+import { copy, say, useKeys } from "./keys.js";
 import { LENSES, lacking, spoken } from "./lenses.js";
 import { Ribbon } from "./lineage.js";
 import { address, change, go, place, rowAddress, version } from "./location.js";
@@ -11,6 +12,8 @@ import { Minimap } from "./minimap.js";
 import { Painter } from "./painter.js";
 import { Problem } from "./problem.js";
 import { select, selected } from "./selection.js";
+import { store } from "./served.js";
+import { share } from "./share.js";
 import { Text, pieces, visible } from "./text.js";
 import { theme } from "./theme.js";
 import { fetchTokens, shares } from "./tokens.js";
@@ -37,9 +40,11 @@ export function TrajectoryPage({ id }) {
 
 /** @param {{id: string, row: Row, tokens: Tokens}} props */
 function Trajectory({ id, row, tokens }) {
-  const { at, lens: wanted, t, m } = place.value.params;
+  const { at, lens: wanted, t, m, template } = place.value.params;
   const usable = LENSES.filter((one) => !lacking(one, tokens));
-  const lens = wanted === "text" ? null : (usable.find((one) => one.id === wanted) ?? usable[0] ?? null);
+  const lens = usable.find((one) => one.id === wanted) ?? (t !== undefined && !wanted ? usable[0] : null) ?? null;
+  const whole = template === "shown";
+  const written = wanted === "text";
   const source = lens?.needs.map((name) => tokens.sources[name]).find(Boolean); // the stage that wrote what is shown
   const painter = useMemo(() => new Painter(tokens, LENSES[0]), [tokens]);
   const spans = useMemo(() => shares(row.messages, tokens.length), [row, tokens]);
@@ -56,23 +61,25 @@ function Trajectory({ id, row, tokens }) {
   }, [painter, lens === null]);
 
   const jump = (/** @type {number} */ i) => {
-    change({ t: i, lens: lens ? wanted : "mask" });
+    change({ t: i, lens: lens ? wanted : usable[0]?.id });
     painter.mark(i);
     painter.reveal(i);
+  };
+  const turnTo = (/** @type {number} */ number) => {
+    change({ m: number });
+    show(number);
   };
   const turn = (/** @type {number} */ by, /** @type {(i: number) => boolean} */ fits = () => true) => {
     let next = current + by;
     while (next >= 0 && next < row.messages.length && !fits(next)) next += by;
-    if (next < 0 || next >= row.messages.length) return;
-    change({ m: next });
-    show(next);
+    if (next >= 0 && next < row.messages.length) turnTo(next);
   };
   const error = (/** @type {number} */ i) => row.messages[i].error;
   const { attempts } = row.neighbours;
   const here = attempts.indexOf(id);
   const attempt = (/** @type {number} */ by) => attempts[here + by] && go(rowAddress(attempts[here + by], { at, lens: wanted }));
-  const ids = ["text", ...usable.map((one) => one.id)];
-  const turnLens = (/** @type {number} */ by) => change({ lens: ids[(ids.indexOf(lens?.id ?? "text") + by + ids.length) % ids.length] });
+  const ids = ["read", "text", ...usable.map((one) => one.id)];
+  const turnLens = (/** @type {number} */ by) => change({ lens: ids[(ids.indexOf(lens?.id ?? (written ? "text" : "read")) + by + ids.length) % ids.length].replace("read", "") });
   const next = () => nextBreach(tokens, token);
   useKeys({
     j: { does: "next message", run: () => turn(1) },
@@ -81,6 +88,7 @@ function Trajectory({ id, row, tokens }) {
     K: { does: "previous tool error", run: () => turn(-1, error) },
     n: { does: "next attempt at the task", run: () => attempt(1) },
     p: { does: "previous attempt at the task", run: () => attempt(-1) },
+    l: { does: "tokens under the first lens, or back to reading", run: () => change({ lens: lens ? null : usable[0]?.id }) },
     "[": { does: "previous lens", run: () => turnLens(-1) },
     "]": { does: "next lens", run: () => turnLens(1) },
     ArrowRight: { does: "next token", run: () => tokens.length && jump(Math.min(tokens.length - 1, token + 1)) },
@@ -93,15 +101,17 @@ function Trajectory({ id, row, tokens }) {
     <${Title} id=${id} row=${row} at=${at} lens=${wanted} />
     <${Ribbon} lineage=${row.lineage} />
     <div class="lensbar">
-      <${LensBar} tokens=${tokens} chosen=${lens?.id ?? "text"} />
+      <${LensBar} tokens=${tokens} chosen=${lens?.id ?? (written ? "text" : "read")} />
+      ${lens && html`<button class="quiet" aria-pressed=${whole ? "false" : "true"} onClick=${() => change({ template: whole ? null : "shown" })}>${whole ? "fold template tokens" : "show template tokens"}</button>`}
       ${lens && html`<ul class="legend" aria-label=${`legend of the lens ${lens.name}`}>${lens.legend(tokens).map((one) => html`<li><span class=${`swatch ${one.mark}`}></span>${one.says}</li>`)}
         ${source && html`<li class="soft">by ${pieces(source)}</li>`}</ul>`}
       <${Proof} row=${row} tokens=${tokens} jump=${() => jump(next())} />
     </div>
     ${lens && row.messages.every((one) => one.token_end === null) && html`<p class="soft">No message says where its tokens are, so all of them stand at the last one.</p>`}
-    <div class="columns-of-row">
+    <div class=${`columns-of-row${lens ? "" : " with-outline"}${whole ? "" : " folding"}`}>
+      ${!lens && row.messages.length > 2 && html`<${Outline} messages=${row.messages} current=${current} open=${turnTo} />`}
       <div onClick=${(/** @type {Event} */ event) => painter.at(event.target) >= 0 && String(getSelection()) === "" && jump(painter.at(event.target))}>
-        <${Conversation} id=${id} at=${at} messages=${row.messages} spans=${spans} painter=${lens && painter} current=${current} />
+        <${Conversation} id=${id} at=${at} messages=${row.messages} spans=${spans} painter=${lens && painter} current=${current} laid=${!written} />
         <${More} row=${row} />
       </div>
       ${lens && html`<${Minimap} painter=${painter} messages=${row.messages} spans=${spans} lens=${lens.id} theme=${theme.value} jump=${jump} />`}
@@ -110,6 +120,22 @@ function Trajectory({ id, row, tokens }) {
       ${token >= 0 && html`<b>${tokens.piece(token) || "(part of the character before)"}</b> <span>${spoken(tokens, token, tokens.piece(token))}</span> <span class="soft">token ${token} of ${tokens.length}, id ${tokens.id[token] ?? "redacted"}</span>`}
     </div>
   </div>`;
+}
+
+const LISTED = 1000;
+
+/** The turns in a line each. @param {{messages: Row["messages"], current: number, open: (number: number) => void}} props */
+function Outline({ messages, current, open }) {
+  const line = (/** @type {Row["messages"][number]} */ { role, content, tool_calls: calls, name, error }) => {
+    const says = calls.length ? calls.map((call) => `${call.name}(${call.arguments.slice(0, 60)})`).join(", ") : content.slice(0, 90).trim() || "…";
+    return html`<span class="role">${error ? "✗ " : ""}${role === "tool" ? (name ?? role) : role}</span> ${visible(says)}`;
+  };
+  return html`<nav class="outline" aria-label="outline of turns"><ol>
+    ${messages.slice(0, LISTED).map((message, i) => html`<li class=${message.error ? "bad" : ""}><a href=${`#m${i}`} aria-current=${i === current ? "true" : undefined} onClick=${(/** @type {Event} */ event) => {
+      event.preventDefault();
+      open(i);
+    }}>${line(message)}</a></li>`)}
+    </ol>${messages.length > LISTED && html`<p class="soft">and ${count(messages.length - LISTED)} more</p>`}</nav>`;
 }
 
 /** Goes to a message; one that is not drawn yet comes in one of the next frames. @param {number} number */
@@ -146,6 +172,7 @@ function Title({ id, row, at, lens }) {
     <span>${to(attempts[here - 1] ?? null, "‹", "previous attempt")} attempt ${here + 1} of ${count(attempts.length)}${all > attempts.length ? ` (${count(all)} in all)` : ""} at <a href=${address("/task", { env, task_id: task, at })}>${pieces(String(task))}</a> ${to(attempts[here + 1] ?? null, "›", "next attempt")}</span>
     <details class="columns"><summary>copy</summary><div class="menu">
       ${copies(id, row).map(([what, text, problem]) => html`<button disabled=${problem !== ""} title=${problem} onClick=${async () => copy(await text(), what)}>${what}</button>`)}
+      ${store && html`<button onClick=${() => share({ filter: oneOf([id]), at }, "row.html").catch((problem) => say(problem.message))}>one file for others</button>`}
     </div></details>
   </div>`;
 }
@@ -162,7 +189,8 @@ function Errors({ row }) {
 function LensBar({ tokens, chosen }) {
   const choose = (/** @type {string} */ id) => change({ lens: id });
   return html`<fieldset><legend class="unseen">lens</legend>
-    <label><input type="radio" name="lens" checked=${chosen === "text"} onChange=${() => choose("text")} /><span>text</span></label>
+    <label title="laid out to be read"><input type="radio" name="lens" checked=${chosen === "read"} onChange=${() => choose("")} /><span>read</span></label>
+    <label title="as it is written"><input type="radio" name="lens" checked=${chosen === "text"} onChange=${() => choose("text")} /><span>text</span></label>
     ${LENSES.map((lens) => {
       const why = lacking(lens, tokens);
       return html`<label title=${why ?? ""} class=${why ? "off" : ""}><input type="radio" name="lens" disabled=${why !== null} checked=${chosen === lens.id} onChange=${() => choose(lens.id)} /><span>${lens.name}</span>${why && html`<span class="unseen">: ${why}</span>`}</label>`;

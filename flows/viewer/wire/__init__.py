@@ -24,6 +24,17 @@ class Refusal(Answer):
 # in #token=TOKEN: the page asks this once and takes the token out of its address. Any 401 means that it has to.
 
 
+# GET /api/stores
+
+
+class StoresShown(Answer):
+    """The stores that are shown beside each other, by the last part of their paths, and the ``name`` of this one; none
+    if it is the only one."""
+
+    name: str
+    stores: list[str]
+
+
 # GET /api/writing
 
 

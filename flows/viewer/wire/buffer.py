@@ -43,6 +43,16 @@ class Facets(Answer):
     facets: list[Facet]
 
 
+# GET /api/answers?id=&id=&at=
+
+
+class Answers(Answer):
+    """What the policy said last in each of these rows, by id, cut after 300 characters; empty if it said nothing."""
+
+    version: int
+    answers: dict[str, str]
+
+
 # GET /api/search?q=&k=
 
 

@@ -48,6 +48,10 @@ class Page(Filtered):
     columns: str = Field("", max_length=1000)
 
 
+class SomeRows(AtVersion):
+    id: list[str] = Field(min_length=1, max_length=200)
+
+
 class SaveQuery(Filtered):
     """``ids`` are those of the rows that are saved; without any, all that the rest of the question is about."""
 

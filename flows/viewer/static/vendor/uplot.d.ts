@@ -12,5 +12,6 @@ export default class uPlot {
   redraw(rebuildPaths?: boolean, recalcAxes?: boolean): void;
   valToPos(value: number, scale: string, canvasPixels?: boolean): number;
   destroy(): void;
+  static join(tables: ArrayLike<number | null>[][]): ArrayLike<number | null>[];
   static sync(key: string): unknown;
 }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -90,7 +91,7 @@ class FullText:
     def ids(self, text: str, version: int | datetime | None = None) -> pl.Series:
         """The ids of the rows of a version that :mod:`words` asks for, in no promised order."""
         words.parsed(text)
-        return self._asked(version, lambda held, files: self._hits(held, text, files, None))["trajectory_id"]
+        return self._asked(version, lambda held, files: self._matching(held, text, files))["trajectory_id"]
 
     def search(
         self,
@@ -183,6 +184,28 @@ class FullText:
             {"trajectory_id": pl.Series(ids[here].tolist(), dtype=pl.String), "score": pl.Series(scores[here])}
         )
 
+    def _matching(self, held: _Held, text: str, files: Sequence[str]) -> pl.DataFrame:
+        """Ids of all rows of these files, without scores. If most rows match, the others are asked for: each row that
+        tantivy names becomes objects of Python, which takes longer than to find it."""
+        tantivy = optional("tantivy", words.EXTRA)
+        kinds, query = tantivy.Occur, words.query(held.index.schema, TEXT, words.parsed(text))
+        with _tantivy():
+            count = held.searcher.search(tantivy.Query.const_score_query(query, 1.0), limit=1, count=True).count
+            inverted = 2 * count > held.searcher.num_docs
+            if inverted:
+                everything = (kinds.Must, tantivy.Query.all_query())
+                query = tantivy.Query.boolean_query([everything, (kinds.MustNot, query)])
+                count = held.searcher.num_docs - count
+            hits = held.searcher.search(query, limit=max(1, count), count=False, order_by_field=ROW).hits
+        numbers = np.fromiter(map(itemgetter(0), hits), np.int64, len(hits))
+        in_file, parts = numbers >> ROW_BITS, list[pa.Array]()
+        for name in files:
+            rows, ids = numbers[in_file == held.files[name]] & (2**ROW_BITS - 1), self._ids_of(name)
+            matches = np.full(len(ids), inverted)
+            matches[rows] = not inverted
+            parts.append(ids.filter(pa.array(matches)))
+        return pl.DataFrame({"trajectory_id": pl.Series(pa.chunked_array(parts, pa.string()))})
+
     def _ids_of(self, name: str) -> pa.Array:
         """The ids in a data file, in its order."""
         with self._lock:
@@ -246,7 +269,7 @@ class FullText:
         missing = {name: count for name, count in rows.items() if name not in held.files}
         gone = held.files.keys() - rows.keys() - live_files(self.buffer.table()).keys()
         if missing:  # another process may have been faster
-            with _tantivy(), _writing(held.index) as writer:
+            with _tantivy(), _writing(held.index, _threads(sum(missing.values()))) as writer:
                 for name in gone:
                     writer.delete_documents_by_term(FILE, _term(held.files[name], name))
                 done = uncommitted = 0
@@ -306,15 +329,20 @@ class FullText:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _threads(rows: int) -> int:
+    """Threads that write so many rows. Each writes a part of its own, with a dictionary of all words in it."""
+    return THREADS if rows > COMMIT_ROWS else 1
+
+
 def _term(number: int, name: str) -> str:
     return f"{number} {name}"
 
 
 @contextmanager
-def _writing(index: Any) -> Iterator[Any]:
+def _writing(index: Any, threads: int) -> Iterator[Any]:
     """A writer. At the end it commits; if anything is raised, as in the middle of a file, what it had not committed is
     gone. (The writer's own context commits in both cases.)"""
-    writer = index.writer(WRITER_BYTES * THREADS, THREADS)
+    writer = index.writer(WRITER_BYTES * threads, threads)
     try:
         yield writer
         writer.commit()

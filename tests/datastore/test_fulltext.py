@@ -335,3 +335,18 @@ def test_tables_of_older_schemas_are_searched(version: int, tmp_path: Path) -> N
     first = rows["messages"][0][0]["content"]
     word = next(part for part in first.replace("?", " ").split() if part.isalpha())
     assert rows["trajectory_id"][0] in buffer.text.ids(word).to_list()
+
+
+@pytest.mark.parametrize("share", [0, 1, 3, 5, 6])
+def test_a_word_of_few_or_of_most_rows_is_found_in_each_version(tmp_path: Path, share: int) -> None:
+    """If most rows match, tantivy is asked for the others."""
+    made = TrajectoryBuffer(tmp_path / "store")
+    for shard in range(3):
+        rows = [
+            said(number, "zebra" if number % 6 < share else "horse") for number in range(shard * 10, shard * 10 + 10)
+        ]
+        made.append(rows, stage="rollout", fingerprint=FP, shard=shard)
+    for version, count in ((1, 10), (3, 30)):
+        expected = [number for number in range(count) if number % 6 < share]
+        assert numbers(made.text.ids("zebra", version)) == expected
+        assert numbers(made.text.ids("zebra bob", version)) == expected

@@ -100,6 +100,10 @@ class TextOptions(BaseModel):
     format: AnswerFormat | None = None
 
 
+SUMMARY = ("summary", "generate_summary")
+"""Fields of ``reasoning`` that ask for a summary. It is the reasoning itself: nothing here makes a shorter one."""
+
+
 class ResponsesRequest(OpenAIRequest):
     input: str | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
@@ -127,7 +131,7 @@ class ResponsesRequest(OpenAIRequest):
             namespaces=namespaces,
             named=(named[-1] or "").removeprefix("rs_") if named else None,
             wants_json=bool(self.text and self.text.format and self.text.format.type != "text"),
-            ignored=(*self.ignored(), *["reasoning"] * bool(self.reasoning)),
+            ignored=(*self.ignored(), *(["reasoning"] if self._wants_of_reasoning() else [])),
             dropped_tools=dropped,
             tool_choice=choice_of(self.tool_choice, self.parallel_tool_calls),
             temperature=self.temperature,
@@ -143,8 +147,13 @@ class ResponsesRequest(OpenAIRequest):
                 "parallel_tool_calls": self.parallel_tool_calls is not False,
                 "max_output_tokens": self.max_output_tokens,
                 "previous_response_id": self.previous_response_id,
+                "reasoning": self.reasoning,
             },
         )
+
+    def _wants_of_reasoning(self) -> bool:
+        """Whether more than a summary is asked for, such as an effort, which says nothing here."""
+        return any(value for name, value in (self.reasoning or {}).items() if name not in SUMMARY)
 
 
 def _callable(
@@ -227,7 +236,9 @@ def _part(text: str) -> dict[str, Any]:
 def _other_items(asked: TurnRequest, answer: Answered) -> Iterator[dict[str, Any]]:
     if answer.message.reasoning:
         content = [{"type": "reasoning_text", "text": answer.message.reasoning}]
-        yield {"type": "reasoning", "id": f"rs_{answer.name}", "summary": [], "content": content, "status": "completed"}
+        summary = [{"type": "summary_text", "text": answer.message.reasoning}] if _wants_summary(asked) else []
+        item = {"type": "reasoning", "id": f"rs_{answer.name}", "summary": summary, "content": content}
+        yield {**item, "status": "completed"}
     for number, call in enumerate(answer.message.tool_calls):
         namespace, name = asked.namespaces.get(call.name, (None, call.name))
         yield {
@@ -239,6 +250,10 @@ def _other_items(asked: TurnRequest, answer: Answered) -> Iterator[dict[str, Any
             "arguments": call.arguments,
             "status": "completed",
         }
+
+
+def _wants_summary(asked: TurnRequest) -> bool:
+    return any((asked.echo.get("reasoning") or {}).get(name) for name in SUMMARY)
 
 
 def _done(asked: TurnRequest, answer: Answered, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -318,7 +333,13 @@ def _item(event: Any, item: dict[str, Any], index: int) -> Iterator[bytes]:
         done = {"arguments": item["arguments"], "name": item["name"]}
         yield event("response.function_call_arguments.done", **where, **done)
     else:
-        yield event("response.output_item.added", output_index=index, item=item)
+        yield event("response.output_item.added", output_index=index, item={**item, "summary": []})
+        for number, part in enumerate(item["summary"]):
+            where = {"item_id": item["id"], "output_index": index, "summary_index": number}
+            yield event("response.reasoning_summary_part.added", **where, part={**part, "text": ""})
+            yield event("response.reasoning_summary_text.delta", **where, delta=part["text"])
+            yield event("response.reasoning_summary_text.done", **where, text=part["text"])
+            yield event("response.reasoning_summary_part.done", **where, part=part)
     yield event("response.output_item.done", output_index=index, item=item)
 
 

@@ -42,7 +42,7 @@ def external_digest(name: str, what: str) -> str:
 def _external_digest(name: str, what: str) -> str:
     path = Path(name).expanduser()
     if path.is_file():
-        return _remembered(path, [path])
+        return _remembered(path, [path, *_beside(path)])
     if path.is_dir():
         if path.resolve() == Path(path.anchor or "/"):
             raise LookupError(f"{name} is the root of the file system; name the folder of the {what}")
@@ -57,6 +57,16 @@ def _external_digest(name: str, what: str) -> str:
     if reason := missing(name, what):
         raise LookupError(reason)
     raise LookupError(f"{name!r} is neither a path nor in the local Hugging Face cache; fetch it: hf download {name}")
+
+
+def _beside(path: Path) -> list[Path]:
+    """Files that are read with a file: those of the sub-agents of a session, and the write-ahead log of a database."""
+    log = path.with_name(f"{path.name}-wal")
+    if path.suffix != ".jsonl":
+        return [log] if log.is_file() else []
+    from agentrl.datastore.formats.sessions.claude_code import companions
+
+    return companions(path)
 
 
 def as_folder(name: str, weights: bool = True) -> str | Path:
@@ -187,7 +197,7 @@ def _digest(path: Path, files: list[Path]) -> str:
         return digest(path)
     import hashlib
 
-    total = hashlib.blake2b(digest_size=16)
+    total, folder = hashlib.blake2b(digest_size=16), path.parent if path.is_file() else path
     for file in files:
-        total.update(f"{file.relative_to(path).as_posix()}\0{digest(file)}\n".encode())
+        total.update(f"{file.relative_to(folder).as_posix()}\0{digest(file)}\n".encode())
     return total.hexdigest()

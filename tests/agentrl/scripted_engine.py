@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.engines.base import Sampling, Session, Turn
+from agentrl.rollouts.limits import Limits
 from agentrl.rollouts.runner import Attempt, RolloutRunner
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
@@ -33,6 +34,6 @@ class Scripted:
         return Turn([], [], [], "stop", Message(role=Role.ASSISTANT, tool_calls=[call]))
 
 
-def play(environment: Any, task: Task, *turns: Any, number: int = 1) -> list[Trajectory]:
-    runner = RolloutRunner(None, Scripted(*turns), environment, Sampling())
+def play(environment: Any, task: Task, *turns: Any, number: int = 1, **limits: Any) -> list[Trajectory]:
+    runner = RolloutRunner(None, Scripted(*turns), environment, Sampling(), limits=Limits(**limits))
     return runner.run([Attempt(task, n) for n in range(number)], 0, [f"r{n}" for n in range(number)])

@@ -135,6 +135,7 @@ def test_a_run_is_one_row(policy: Policy, tmp_path: Path, agent: str, kind: str,
     assert "There are two files." in ended.stdout
     [row] = rows
     check(policy, row)
+    assert kind != "think" or "I should list the files." in ended.stdout, "the program shows what was thought"
     assert (row.agent, row.n_steps, row.reward) == ("main", turns, 1.0)
     assert row.n_action_tokens == sampled, "each sampled token is in the row"
     assert not [tag for tag in row.tags if tag.startswith(("written_turns", "kind:", "undelivered"))]

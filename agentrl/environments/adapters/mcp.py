@@ -9,8 +9,7 @@ Without a ground truth the episode is unscored, for ``trajectories.score`` or a 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -102,10 +101,15 @@ class _Line:
         self._task = asyncio.create_task(self._hold(client))
 
     async def ask(self, work: Ask) -> Any:
-        """What ``work`` returns, given the client. Raises what it raises, and ConnectionError if the line is down."""
+        """What ``work`` returns, given the client. Raises what it raises, and ConnectionError if the line is down. If
+        it is cancelled, so is ``work``, and the next one begins."""
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked.put_nowait((work, done))
-        await asyncio.wait([done, self._task], return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait([done, self._task], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            done.cancel()
+            raise
         if not done.done():
             raise ConnectionError("the MCP server is gone") from _reason(self._task)
         return done.result()
@@ -123,20 +127,20 @@ class _Line:
                 work, done = asked
                 if done.cancelled():
                     continue
-                async with _noting(done):
-                    result = await work(client)
-                    if not done.done():
-                        done.set_result(result)
-
-
-@asynccontextmanager
-async def _noting(done: "asyncio.Future[Any]") -> AsyncIterator[None]:
-    """Give a failure to whoever waits for ``done``."""
-    try:
-        yield
-    except Exception as error:
-        if not done.done():
-            done.set_exception(error)
+                working = asyncio.ensure_future(work(client))
+                try:
+                    await asyncio.wait([working, done], return_when=asyncio.FIRST_COMPLETED)
+                finally:  # a call that hangs ends here if nobody waits for it any more
+                    working.cancel()
+                    [result] = await asyncio.gather(working, return_exceptions=True)
+                if done.done():
+                    continue
+                if isinstance(result, asyncio.CancelledError):
+                    done.cancel()
+                elif isinstance(result, BaseException):
+                    done.set_exception(result)
+                else:
+                    done.set_result(result)
 
 
 def _reason(task: "asyncio.Task[None]") -> BaseException | None:

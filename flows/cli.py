@@ -15,6 +15,7 @@ import typer
 from agentrl.flows.commands import (
     artifacts,
     buffer,
+    buffer_annotate,
     buffer_choose,
     buffer_exchange,
     buffer_read,
@@ -68,7 +69,7 @@ _buffer = typer.Typer(
 
 for _module in (pipelines, init, artifacts, compare, dialect, doctor, generate, replay, serve):
     app.add_typer(_module.app)
-for _module in (buffer_read, buffer_choose, buffer_exchange, buffer):
+for _module in (buffer_read, buffer_choose, buffer_annotate, buffer_exchange, buffer):
     _buffer.add_typer(_module.app)
 app.add_typer(_buffer, name="buffer")
 app.add_typer(cut.app, name="cut")

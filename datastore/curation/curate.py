@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from agentrl.datastore.curation import divided
 from agentrl.datastore.curation import rules as r
+from agentrl.datastore.curation.annotated import said_of_rows
 from agentrl.datastore.curation.conditions import tasks_of
 from agentrl.datastore.curation.division import Divide, Division
 from agentrl.datastore.curation.kept import kept_folder
@@ -255,6 +256,16 @@ def _secrets(rows: pl.DataFrame, rule: r.Secrets, work: Work) -> pl.DataFrame:
     return rows.filter(pl.Series(clean, dtype=pl.Boolean))
 
 
+def _annotated(rows: pl.DataFrame, rule: r.ByAnnotations, work: Work) -> pl.DataFrame:
+    fitting = said_of_rows(work.buffer.annotations.frame(rule.version), rule.name, rule.author_kind)
+    if rule.values is not None:
+        fitting = fitting.filter(pl.col("value").is_in(rule.values))
+    if rule.least is not None:
+        means = fitting.group_by("trajectory_id").agg(pl.col("number").mean())
+        fitting = means.filter(pl.col("number") >= rule.least)
+    return rows.join(fitting, on="trajectory_id", how="anti" if rule.drop else "semi")
+
+
 def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: Work) -> pl.DataFrame:
     from agentrl.datastore.curation.diversity import cluster_balanced, k_center
 
@@ -299,6 +310,7 @@ _APPLY: dict[str, Callable[..., pl.DataFrame]] = {
     "secrets": _secrets,
     "decontaminate": divided.decontaminate,
     "diverse": _diverse,
+    "annotated": _annotated,
     "balance": _balance,
     "cap": _cap,
 }

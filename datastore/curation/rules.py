@@ -175,6 +175,20 @@ class Cap(CurationRule):
     )
 
 
+class ByAnnotations(CurationRule):
+    """Keep rows of which people or judges say something: an annotation of this ``name`` about the whole row, whose
+    value is one of ``values``, or whose number is at least ``least`` in the mean over authors. Rows of which nobody
+    says anything go. The version of the annotations is part of the rule, so that the same rule keeps the same rows."""
+
+    rule: Literal["annotated"]
+    name: str = Field(min_length=1, description="of the annotations, as in thumbs")
+    version: int = Field(ge=0, description="of the table of annotations, as `agentrl buffer annotate` prints it")
+    values: list[str] | None = Field(None, min_length=1, description="what is said, as in [up]; null: anything")
+    least: float | None = Field(None, description="mean number over authors, as in 4 of stars; null: any")
+    author_kind: Literal["person", "judge"] | None = Field(None, description="whose annotations count; null: all")
+    drop: bool = Field(False, description="drop these rows, and keep the others")
+
+
 class OwnRule(CurationRule):
     """A rule of the user's. The fields of a class that is derived from this one are its settings."""
 
@@ -197,6 +211,7 @@ RULES = {
     "secrets": "Secrets",
     "decontaminate": "Decontaminate",
     "diverse": "Diverse",
+    "annotated": "ByAnnotations",
     "balance": "Balance",
     "cap": "Cap",
 }

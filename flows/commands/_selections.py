@@ -130,7 +130,9 @@ def publish(
     from pydantic import ValidationError
 
     from agentrl.datastore.artifacts.catalog import Catalog
+    from agentrl.datastore.buffer import TrajectoryBuffer
     from agentrl.datastore.errors import StoreError
+    from agentrl.datastore.read.views import names_annotations
     from agentrl.pipelines.file import library
     from agentrl.pipelines.file.load import Node, ResolvedPipeline
     from agentrl.pipelines.plan.code import CodeGraph
@@ -144,6 +146,8 @@ def publish(
     if problem := _misnamed(name, "--name"):
         raise StoreError(problem)
     stage = library.resolve(uses)
+    if uses == SELECT and names_annotations(config.get("where") or ""):
+        config = {"annotations": TrajectoryBuffer(rows.store).annotations.version, **config}
     try:
         checked = stage.config.model_validate(config)
     except ValidationError as error:

@@ -33,7 +33,7 @@ def version(text: str | None) -> int | datetime | None:
 
 @command(app)
 def query(
-    sql: Annotated[str, typer.Argument(help="SQL over the views trajectories, steps and tool_calls")],
+    sql: Annotated[str, typer.Argument(help="SQL over the views trajectories, steps, tool_calls and annotations")],
     store: Store = "store",
     at: At = None,
     limit: Limit = 50,

@@ -87,13 +87,14 @@ def weighted(pairs: list[Pair], trajectories: list[Trajectories]) -> Iterator[Pa
     tokenizers = {pair.tokenizer for pair in pairs}
     if len(tokenizers) > 1:
         raise ValueError(f"rollouts of {len(tokenizers)} tokenizers cannot be paired; give those of one policy family")
-    weights = {name: weight for selection in trajectories for name, weight in _weights(selection)}
+    weights = weights_of(trajectories)
     return (pair.model_copy(update={"weight": weights[pair.chosen_id] * weights[pair.rejected_id]}) for pair in pairs)
 
 
-def _weights(selection: Trajectories) -> Iterator[tuple[str, float]]:
-    """(id, weight) of each row."""
-    return zip(*selection.selection().to_pydict().values(), strict=True)
+def weights_of(trajectories: list[Trajectories]) -> dict[str, float]:
+    """What each row of the selections counts, by its id."""
+    chosen = (selection.selection().to_pydict() for selection in trajectories)
+    return {name: weight for table in chosen for name, weight in zip(*table.values(), strict=True)}
 
 
 def by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:

@@ -78,6 +78,26 @@ class SelectConfig(ByScorer):
         "embedded", description="embedded (the buffer's own words), minilm, or a sentence-transformers model or path"
     )
     draw: Draw | None = Field(None, description="how many of the rows that are left, and which; None takes them all")
+    annotations: Annotated[int | None, ADDED] = Field(
+        None, ge=0, description="version of the annotations that where reads, as `agentrl buffer annotate` prints it"
+    )
+
+    @model_validator(mode="after")
+    def _pins_what_it_reads(self) -> "SelectConfig":
+        from agentrl.datastore.read.views import names_annotations
+
+        reads = names_annotations(self.where or "")
+        if reads and self.annotations is None:
+            raise ValueError(
+                "where reads the annotations, of which there are more each day; set annotations: N, the version of "
+                "their table that counts"
+            )
+        if not reads and self.annotations is not None:
+            raise ValueError(
+                "annotations does nothing without a where that reads them, as in: trajectory_id in "
+                "(select trajectory_id from annotations where name = 'thumbs' and value = 'up')"
+            )
+        return self
 
     @field_validator("where")
     @classmethod
@@ -107,7 +127,9 @@ def select(
     rewards = scores_of(scores, config.scorer)
     where, left = in_split(config.where, config.split), id_array([])
     if config.split is not None:
-        left = not_in_split(context.buffer, config.where, config.split, config.version, given, rewards)
+        left = not_in_split(
+            context.buffer, config.where, config.split, config.version, given, rewards, config.annotations
+        )
     if config.draw and not config.rules:
         try:
             before, sample = _drawn(context, config, config.draw, where, given, rewards)
@@ -116,7 +138,7 @@ def select(
             raise StoreError(f"{error}{more if len(left) else ''}") from None
         ids, weights = id_array(sample.ids), sample.weights
     else:
-        ids, weights = matching(context.buffer, where, config.version, given, rewards), None
+        ids, weights = matching(context.buffer, where, config.version, given, rewards, config.annotations), None
         before = len(ids)
     funnel = first_level(config.split, len(left), before)
     with context.growing_table(DROPPED_SCHEMA, "dropped") as (dropped, add):
@@ -163,9 +185,10 @@ def not_in_split(
     version: int | None = None,
     ids: pa.Array | None = None,
     scores: pa.Table | None = None,
+    annotations: int | None = None,
 ) -> pa.Array:
     """The ids of the rows of other splits for which ``where`` holds, of ``ids`` or of all, sorted."""
-    rows = _rows(buffer, _and(where, f"split <> {_quoted(split)}"), version, ids, (), scores)
+    rows = _rows(buffer, _and(where, f"split <> {_quoted(split)}"), version, ids, (), scores, annotations)
     return id_array(rows["trajectory_id"].sort().to_arrow())
 
 
@@ -183,10 +206,11 @@ def matching(
     version: int | None = None,
     ids: pa.Array | None = None,
     scores: pa.Table | None = None,
+    annotations: int | None = None,
 ) -> pa.Array:
     """Ids for which ``where`` holds: of ``ids`` in their order, or of all rows sorted. They stay in Arrow, since there
     may be millions of them. ``scores`` take the place of the rows' rewards."""
-    matches = id_array(_rows(buffer, where, version, ids, (), scores)["trajectory_id"].to_arrow())
+    matches = id_array(_rows(buffer, where, version, ids, (), scores, annotations)["trajectory_id"].to_arrow())
     if ids is None:
         return matches.take(pc.sort_indices(matches))
     return ids.filter(pc.is_in(ids, value_set=matches))
@@ -218,7 +242,7 @@ def _drawn(
     """How many rows there are to draw from, and the draw."""
     from agentrl.datastore.read.sampling import COLUMNS, SAMPLERS
 
-    rows = _rows(context.buffer, where, config.version, ids, COLUMNS[draw.strategy], scores)
+    rows = _rows(context.buffer, where, config.version, ids, COLUMNS[draw.strategy], scores, config.annotations)
     return rows.height, SAMPLERS[draw.strategy](rows, draw.n, context.seed, **draw.options)
 
 
@@ -229,13 +253,14 @@ def _rows(
     ids: pa.Array | None,
     columns: Sequence[str],
     scores: pa.Table | None = None,
+    annotations: int | None = None,
 ) -> "pl.DataFrame":
     """The rows for which ``where`` holds, of ``ids`` or of all, in no promised order: their ids and these columns."""
     import polars as pl
 
     names = ", ".join(["trajectory_id", *columns])
     query = f"select {names} from trajectories{f' where ({where})' if where else ''}"
-    rows = buffer.sql(query, version, scores=scores)
+    rows = buffer.sql(query, version, scores=scores, annotations=annotations)
     if ids is None:
         return rows
     return rows.join(pl.DataFrame({"trajectory_id": ids}), on="trajectory_id", how="semi")

@@ -17,6 +17,7 @@ from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import CorruptError, StoreError
 from agentrl.datastore.storage.object_store import storage_of
 from agentrl.flows.api.store import Store
+from agentrl.flows.cli import call
 from agentrl.schemas.annotation import ANNOTATION_SCHEMA, Annotation, message_json, number_of
 from agentrl.schemas.arrow import from_table, to_table
 
@@ -220,3 +221,37 @@ def test_numbers_of_values_and_forms_of_corrections() -> None:
 def test_equal_times_go_by_the_order_of_appends() -> None:
     frame = pl.DataFrame(to_table([said("a", "up"), said("a", "down")], ANNOTATION_SCHEMA))
     assert current(frame)["value"].to_list() == ["down"]
+
+
+def test_the_commands_annotate_and_tell_how_far_authors_agree(
+    tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = filled(str(tmp_path / "store"), make)
+    rows = [make(number).trajectory_id for number in range(4)]
+    path = tmp_path / "labels.csv"
+    path.write_text("trajectory_id,value\n" + "".join(f"{row},up\n" for row in [*rows, "nobody"]))
+    options = ["--store", store.path, "--label", "thumbs"]
+    assert call(["buffer", "annotate", str(path), *options, "--author", "ann"]) == 0
+    told = capsys.readouterr().out
+    assert "4 annotations added, 0 there already; version 1 of the annotations" in told
+    assert "1 lines are set aside in quarantine/annotations-" in told
+    assert "labels.csv[4]: trajectory_id: no row 'nobody' in the buffer" in told
+    path.write_text(path.read_text().replace("up", "down", 1).replace("nobody,up\n", ""))
+    assert call(["buffer", "annotate", str(path), *options, "--author", "m", "--judge", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "version": 2,
+        "rows": 4,
+        "already": 0,
+        "refused": [],
+        "quarantine": None,
+    }
+    assert store.annotations.filter(author="m")["author_kind"].unique().to_list() == ["judge"]
+    assert call(["buffer", "agreement", "thumbs", "--store", store.path, "--json"]) == 0
+    [every, two] = json.loads(capsys.readouterr().out)
+    assert (every["measure"], every["units"], every["agreed"]) == ("alpha", 4, 0.75)
+    assert (two["measure"], two["authors"], two["value"]) == ("kappa", "ann, m", 0.0)
+    assert call(["buffer", "agreement", "thumb", "--store", store.path]) == 2
+    assert "did you mean 'thumbs'" in capsys.readouterr().err
+    where = "trajectory_id in (select trajectory_id from annotations where author = 'm' and number = 0)"
+    assert call(["buffer", "select", "bad", "--store", store.path, "--where", where, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 1

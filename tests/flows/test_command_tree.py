@@ -158,6 +158,8 @@ OF_A_STORE = {
     "cut export": ["cut", "export", "gold", "out"],
     "cut import": ["cut", "import", "out", "--name", "gold"],
     "buffer forget": ["buffer", "forget", "0123456789abcdef"],
+    "buffer annotate": ["buffer", "annotate", "chat.jsonl"],
+    "buffer agreement": ["buffer", "agreement", "thumbs"],
 }
 """How to call commands that need arguments."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.storage.object_store import LocalStorage
-from agentrl.flows.display import Display, seconds
+from agentrl.flows.display import Display, Metrics, seconds
 from agentrl.flows.gpus import reserved
 from agentrl.pipelines.file.machines import gpus_here
 from agentrl.pipelines.plan.plan import Plan, PlannedStage, Status
@@ -25,6 +25,9 @@ from agentrl.pipelines.run.worker import StageError, Workers
 from agentrl.pipelines.secrets import redacted
 from agentrl.placement.base import LaunchError
 from agentrl.schemas.manifest import Manifest
+
+PROGRESS_S = 5.0
+"""Seconds after which a run's record says how far its stages are, if they are further than it said."""
 
 
 class Stopped(RuntimeError):  # noqa: N818
@@ -57,7 +60,7 @@ class RunSession:
     cancelled: bool = False
 
     def __post_init__(self) -> None:
-        self.workers = Workers(self.display.progress, self.waits)
+        self.workers = Workers(self._progress, self.waits)
         self.stopping = threading.Event()
         self._over = threading.Event()
         self.listeners: dict[str, Callable[[int, int | None], None]] = {}
@@ -65,6 +68,8 @@ class RunSession:
         self._said_of_dialects: set[str] = set()
         self._jobs: dict[str, StageJob] = {}
         self._began: dict[str, float] = {}
+        self._first: dict[str, tuple[float, int]] = {}  # when a stage first said how far it is, and how far that was
+        self._further = False
         self._start = time.monotonic()
 
     @property
@@ -99,7 +104,12 @@ class RunSession:
         """Write the run's record, and at the end its state: completed, failed or cancelled."""
         plan = self.plan
         stages: dict[str, dict[str, Any]] = {
-            step.name: {"status": str(step.status), "fingerprint": step.fingerprint, "reasons": step.reasons}
+            step.name: {
+                "uses": step.node.stage.name,
+                "status": str(step.status),
+                "fingerprint": step.fingerprint,
+                "reasons": step.reasons,
+            }
             for step in plan.steps.values()
         }
         for step in plan.to_run:
@@ -141,10 +151,13 @@ class RunSession:
             )
 
     def _beat(self) -> None:
-        """Write the record again and again, so that other machines see that this run lives."""
-        while not self._over.wait(HEARTBEAT_S):
-            with suppress(OSError, StoreError):  # if that lasts, the run itself fails at its next record
-                self._write()
+        """Write the record again and again, so that other machines see that this run lives, and how far it is."""
+        last = time.monotonic()
+        while not self._over.wait(PROGRESS_S):
+            if self._further or time.monotonic() - last >= HEARTBEAT_S - PROGRESS_S / 2:
+                last, self._further = time.monotonic(), False
+                with suppress(OSError, StoreError):  # if that lasts, the run itself fails at its next record
+                    self._write()
 
     def end(self, state: str) -> None:
         """End what is at work and write the run's last state."""
@@ -172,10 +185,23 @@ class RunSession:
         """When this try of the stage started, on the monotonic clock."""
         if name not in self._began:
             self._began[name] = time.monotonic()
+            self._first.pop(name, None)
             self.display.stage_started(name)
             known = {"fingerprint": self.job(name).fingerprint, "log": str(self.log(name)), "waits_for": None}
             self._stage(name, status="running", started_at=datetime.now(UTC), **known)
         return self._began[name]
+
+    def _progress(self, name: str, done: int, total: int | None, metrics: Metrics) -> None:
+        """Show how far a stage is, and keep it for the next time that the record is written."""
+        now = time.monotonic()
+        start, before = self._first.setdefault(name, (now, done))
+        left = (now - start) / (done - before) * (total - done) if total and done > before else None
+        with self._lock:
+            if name in self.record.get("stages", {}):
+                told = {"done": done, "total": total, "left_s": None if left is None else round(left, 1)}
+                self.record["stages"][name]["progress"] = told
+                self._further = True
+        self.display.progress(name, done, total, metrics)
 
     def waits(self, name: str, text: str) -> None:
         """Record and show which run a stage waits for. The empty text means that it is at work again."""

@@ -115,6 +115,14 @@ def _message(reader: "StoreReader", request: Request, question: MessageQuery) ->
     return _json(reader.message(name, number, question.at, question.start, question.most))
 
 
+def _fate(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
+    from agentrl.flows.viewer.pages.fate import fate
+    from agentrl.flows.viewer.pages.trajectory import scalars_of
+
+    row, snapshot = reader.row_of(request.path_params["id"], question.at)
+    return _json(fate(reader.artifacts, snapshot, scalars_of(row)))
+
+
 def _tokens(reader: "StoreReader", request: Request, question: AtVersion) -> Response:
     return Response(reader.tokens(request.path_params["id"], question.at), media_type=ARROW)
 
@@ -129,6 +137,10 @@ def _evaluations(reader: "StoreReader", request: Request, question: Query) -> Re
 
 def _compared(reader: "StoreReader", request: Request, question: ArmsQuery) -> Response:
     return _json(reader.compared(question.than, question.arm, question.greedy))
+
+
+def _better(reader: "StoreReader", request: Request, question: Query) -> Response:
+    return _json(reader.better())
 
 
 def _task(reader: "StoreReader", request: Request, question: TaskQuery) -> Response:
@@ -245,11 +257,13 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/rule", Filtered, _rule),
     ("/api/search", SearchQuery, _search),
     ("/api/rows/{id:path}/messages/{number:int}", MessageQuery, _message),  # ids of imports may hold slashes
+    ("/api/rows/{id:path}/fate", AtVersion, _fate),
     ("/api/rows/{id:path}", AtVersion, _row),
     ("/api/tokens/{id:path}/text", AtVersion, _text),
     ("/api/tokens/{id:path}", AtVersion, _tokens),
     ("/api/evaluations", Query, _evaluations),
     ("/api/compare", ArmsQuery, _compared),
+    ("/api/better", Query, _better),
     ("/api/task", TaskQuery, _task),
     ("/api/task/tree", TaskQuery, _task_tree),
     ("/api/align", TwoRows, _aligned),

@@ -15,11 +15,13 @@ from agentrl.datastore.errors import StoreError, UnknownTrajectoryError
 from agentrl.datastore.read.prefixes import sampled
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.pages import compare, curation, nodes, pairs, runs, tokens, training, trajectory, tree
+from agentrl.flows.viewer.pages.better import newest_two
 from agentrl.flows.viewer.pages.decoding import Decoded, decoded
 from agentrl.flows.viewer.pages.doctor import Doctor
 from agentrl.flows.viewer.pages.graph import Plans
-from agentrl.flows.viewer.pages.overview import known_settings, overview, run_answer, what_if
+from agentrl.flows.viewer.pages.overview import known_settings, overview, what_if
 from agentrl.flows.viewer.pages.replays import Replays
+from agentrl.flows.viewer.pages.run import run_answer
 from agentrl.flows.viewer.query import among, facets
 from agentrl.flows.viewer.query.artifacts import Artifacts, numbers
 from agentrl.flows.viewer.query.tables import TEXT, Recent, Snapshot, Tables, both, column_of, stream
@@ -27,6 +29,7 @@ from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.buffer import Answers, Facets, Hit, Hits
 from agentrl.flows.viewer.wire.compare import (
     Aligned,
+    Better,
     Evaluations,
     Funnels,
     PairAnswer,
@@ -46,6 +49,8 @@ from agentrl.pipelines.tokenizers import token_bytes
 if TYPE_CHECKING:
     from agentrl.datastore.search.index import SearchIndex, State
 
+LOST = 5
+"""Lost tasks that are named beside the sentence that says whether the policy got better."""
 PLAN_S = 5.0
 """Seconds that a question for a plan waits for it."""
 
@@ -117,7 +122,7 @@ class StoreReader:
         return Hits(version=state.table_version, behind=state.stale, hits=hits)
 
     def row(self, trajectory_id: str, at: str | None) -> RowAnswer:
-        row, snapshot = self._row(trajectory_id, at)
+        row, snapshot = self.row_of(trajectory_id, at)
         return trajectory.answer(row, snapshot, self.artifacts, self.sampled(row))
 
     def sampled(self, row: pa.Table) -> np.ndarray:
@@ -132,14 +137,14 @@ class StoreReader:
         self, trajectory_id: str, number: int, at: str | None, start: int = 0, most: int | None = None
     ) -> ShownMessage:
         """A message whose content begins at a character and has at most so many."""
-        row, _ = self._row(trajectory_id, at)
+        row, _ = self.row_of(trajectory_id, at)
         shown = trajectory.one_message(row, number)
         end = shown.characters if most is None else start + most
         return shown.model_copy(update={"content": shown.content[start:end], "cut": end < shown.characters})
 
     def tokens(self, trajectory_id: str, at: str | None) -> bytes:
         """The tokens of a row as an Arrow stream."""
-        row, snapshot = self._row(trajectory_id, at)
+        row, snapshot = self.row_of(trajectory_id, at)
         return stream(self.tokens_of(row, snapshot.version)[0])
 
     def tokens_of(self, row: pa.Table, version: int) -> tuple[pa.Table, bytes | None]:
@@ -153,7 +158,7 @@ class StoreReader:
 
     def text(self, trajectory_id: str, at: str | None) -> bytes:
         """The text of a row's tokens; empty if their tokenizer is not known, which the answer with the tokens says."""
-        row, _ = self._row(trajectory_id, at)
+        row, _ = self.row_of(trajectory_id, at)
         decoded, _ = self._decoded(row)
         return decoded.text if decoded else b""
 
@@ -164,6 +169,18 @@ class StoreReader:
 
     def compared(self, than: str, arm: str, greedy: bool) -> PairedDifference:
         return self._compared.get_or((than, arm, greedy), lambda: compare.compared(self.catalog, than, arm, greedy))
+
+    def better(self) -> Better:
+        """The newest policy against the one before it."""
+        two = newest_two(self.catalog, self.artifacts)
+        try:
+            difference = self.compared(*two, greedy=False) if two else None
+        except RefusedError:  # one was freed meanwhile, or has no attempts at temperature 1
+            difference = None
+        if difference is None:
+            return Better(difference=None)
+        few = {"gained": [], "lost": difference.lost[:LOST]}
+        return Better(difference=difference.model_copy(update=few))
 
     def task(self, env: str, task_id: str, at: str | None) -> TaskAttempts:
         return compare.task(self.tables.at(at), env, task_id)
@@ -220,7 +237,7 @@ class StoreReader:
         )
 
     def aligned(self, a: str, b: str, at: str | None) -> Aligned:
-        (first, snapshot), (second, _) = (self._row(row_id, at) for row_id in (a, b))
+        (first, snapshot), (second, _) = (self.row_of(row_id, at) for row_id in (a, b))
         return compare.aligned((a, b), (first, second), snapshot.version)
 
     def pairs(self, artifact: str | None, offset: int, limit: int) -> PairLines:
@@ -320,7 +337,7 @@ class StoreReader:
         newest = snapshot.version == self.tables.buffer.version
         return self.tables.buffer.read(ids, columns, None if newest else snapshot.version)
 
-    def _row(self, trajectory_id: str, at: str | None) -> tuple[pa.Table, Snapshot]:
+    def row_of(self, trajectory_id: str, at: str | None) -> tuple[pa.Table, Snapshot]:
         """A whole row. A page asks for it three times: the others wait for the first that reads it."""
         snapshot = self.tables.at(at)
 

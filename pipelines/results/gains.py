@@ -176,7 +176,6 @@ def _difference(before: Sequence[PolicyOutcomes], after: Sequence[PolicyOutcomes
 def gains(catalog: Catalog, evaluations: Iterable[Manifest]) -> dict[str, Gain]:
     """What each of ``evaluations`` shows that training made of its policy, by its fingerprint, over the nearest
     predecessor of which one of them is on the same tasks. A policy without one is left out."""
-    known = {key: evaluation for evaluation in evaluations for key in _measured_of(evaluation)}
     outcomes: dict[str, PolicyOutcomes] = {}
 
     def of(evaluation: Manifest) -> PolicyOutcomes:
@@ -184,14 +183,22 @@ def gains(catalog: Catalog, evaluations: Iterable[Manifest]) -> dict[str, Gain]:
             outcomes[evaluation.fingerprint] = policy_outcomes(catalog, evaluation)
         return outcomes[evaluation.fingerprint]
 
-    gained = {}
+    return {
+        evaluation.fingerprint: gain([of(before)], [of(evaluation)])
+        for before, evaluation in predecessors(catalog, evaluations)
+    }
+
+
+def predecessors(catalog: Catalog, evaluations: Iterable[Manifest]) -> Iterator[tuple[Manifest, Manifest]]:
+    """For each of ``evaluations``, that of the nearest predecessor of its policy on the same tasks, and it; those
+    without one are left out."""
+    known = {key: evaluation for evaluation in evaluations for key in _measured_of(evaluation)}
     for (policy, tasks), evaluation in known.items():
         before = next(
             (known[ancestor, tasks] for ancestor in ancestors(catalog, policy) if (ancestor, tasks) in known), None
         )
         if before is not None:
-            gained[evaluation.fingerprint] = gain([of(before)], [of(evaluation)])
-    return gained
+            yield before, evaluation
 
 
 def _measured_of(manifest: Manifest) -> list[tuple[Policy, str | None]]:

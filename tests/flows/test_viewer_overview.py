@@ -13,7 +13,9 @@ from viewer_store import EVAL, GRPO, WARM, Browser, make_store, record_run
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows import cli
 from agentrl.flows.viewer.pages import graph, overview
-from agentrl.flows.viewer.pages.overview import log_tail
+from agentrl.flows.viewer.pages.better import sentence
+from agentrl.flows.viewer.pages.run import log_of, log_tail, not_run_again, progress_of, stopped_at
+from agentrl.statistics.paired import Difference
 
 RUN = "20260101-120000-abcd"
 
@@ -38,10 +40,11 @@ def test_the_page_holds_graph_runs_and_results(store: Path) -> None:
     assert by_name["grpo"]["artifact"] == f"grpo/{GRPO[:8]}"
     assert by_name["grpo"]["inputs"] == [{"stage": "warm", "reason": None}]
     assert (by_name["warm"]["x"], by_name["grpo"]["x"]) == (0, 1)
-    assert by_name["eval"]["status"] == "run"
+    assert by_name["eval"]["status"] == "failed"
     [run] = answer["runs"]
     assert (run["state"], run["failed_stage"], run["seconds"]) == ("failed", "eval", 60.0)
     assert run["log_tail"].splitlines() == [f"line {number}" for number in range(80, 100)]
+    assert run["go_on"].startswith("agentrl run")
     assert [
         (result["greedy"], result["success"], result["low"], result["high"], result["n"])
         for result in answer["results"]
@@ -51,6 +54,63 @@ def test_the_page_holds_graph_runs_and_results(store: Path) -> None:
     ]
     assert {result["stage"] for result in answer["results"]} == {"eval"}
     assert EVAL
+
+
+def test_a_stage_that_was_stopped_looks_so_until_it_is_done() -> None:
+    stages = [
+        {"stage": name, "uses": "", "status": status, "reasons": ["never ran"], "fingerprint": "", "inputs": {}}
+        | {"duration_s": None}
+        for name, status in (("a", "run"), ("b", "cached"), ("c", "run"))
+    ]
+    ended = {name: {"status": "failed", "cause": "no memory"} for name in ("a", "b", "c")}
+    boxes = graph.boxes(stages, frozenset({"c"}), ended)
+    assert [(box.status, box.reason) for box in boxes] == [
+        ("failed", "no memory; never ran"),
+        ("cached", "never ran"),
+        ("running", "no memory; never ran"),
+    ]
+
+
+def _run(state: str, pipeline: str = "p", **stages: str) -> dict[str, Any]:
+    return {
+        "run_id": f"{state} {pipeline}",
+        "pipeline": pipeline,
+        "state": state,
+        "stages": {name: {"status": status} for name, status in stages.items()},
+    }
+
+
+def test_runs_that_stopped_are_named_until_one_of_their_pipeline_is_completed() -> None:
+    runs = [_run("killed", a="ran", b="killed"), _run("failed", "q", a="failed"), _run("completed"), _run("failed")]
+    named = [(run.run_id, run.stage, run.state) for run in not_run_again(runs)]
+    assert named == [("killed p", "b", "killed"), ("failed q", "a", "failed")]
+    assert list(not_run_again([_run("cancelled"), _run("running")])) == []
+    assert stopped_at(_run("failed", a="cancelled", b="failed")) == "b"
+    assert stopped_at(_run("completed", a="ran")) is None
+
+
+def test_what_a_strange_record_says_of_progress_is_not_believed() -> None:
+    told = progress_of({"progress": {"done": 3, "total": 10, "left_s": 7.5}})
+    assert told is not None
+    assert (told.done, told.total, told.left_s) == (3, 10, 7.5)
+    for strange in (None, {}, [], "3", {"done": "many"}, {"done": 1, "total": 2, "left_s": None, "more": 1}):
+        assert progress_of({"progress": strange}) is None
+
+
+@pytest.mark.parametrize(
+    ("contrast", "says"),
+    [
+        (Difference(0.25, 0.1, 0.4, 40, 12, 2, 0, 0.013), "b is better than a: +25.0 points of success"),
+        (Difference(-0.25, -0.4, -0.1, 40, 2, 12, 0, 1e-20), "b is worse than a: −25.0 points of success"),
+        (Difference(0.25, 0.1, 0.4, 8, 2, 0, 0, 0.5), "b is not shown to be better or worse than a: +25.0 points"),
+    ],
+)
+def test_a_sentence_says_whether_a_policy_is_better_and_how_sure_that_is(contrast: Difference, says: str) -> None:
+    text = sentence("b", "a", contrast, greedy=False)
+    assert text.startswith(says)
+    assert f"{contrast.gained} gained, {contrast.lost} lost" in text
+    assert "p = 0 " not in text
+    assert "p = 0.0)" not in text
 
 
 def test_another_pipeline_is_asked_for_by_name(store: Path) -> None:
@@ -63,7 +123,7 @@ def test_another_pipeline_is_asked_for_by_name(store: Path) -> None:
 
 @pytest.mark.parametrize("run_id", ["..", "../..", "/etc", ".", "", "20260101", f"{RUN}/", f"{RUN}/../{RUN}", "\0"])
 def test_logs_are_looked_up_below_the_folder_of_logs(store: Path, run_id: str) -> None:
-    assert log_tail(Catalog(store), run_id, "eval") == ""
+    assert log_tail(log_of(Catalog(store), run_id, "eval")) == ""
 
 
 def test_no_log_leads_out_of_the_store(tmp_path: Path) -> None:
@@ -76,7 +136,7 @@ def test_no_log_leads_out_of_the_store(tmp_path: Path) -> None:
     (store / "logs" / "away").symlink_to(tmp_path)
     catalog = Catalog(store)
     for run_id, stage in ((RUN, "link"), (RUN, "../../../secret"), ("away", "secret"), (RUN, str(tmp_path / "secret"))):
-        assert log_tail(catalog, run_id, stage) == "", stage
+        assert log_tail(log_of(catalog, run_id, stage)) == "", stage
     log = str(tmp_path / "secret.log")
     stages = {"a": {"status": "failed", "fingerprint": "", "reasons": [], "cause": "x", "log": log}}
     record_run(store, stages=stages)

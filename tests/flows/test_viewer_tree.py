@@ -101,11 +101,11 @@ def test_funnels_say_what_rules_dropped_and_warn_of_successes(browser: Browser) 
     assert (newest["artifact"], newest["recorded"], older["recorded"]) == ("curated/44444444", True, False)
     first, second = newest["levels"]
     assert (first["rule"], first["before"], first["after"]) == (RULE, 20, 16)
-    assert (first["successes"], first["n"], first["mostly_successes"]) == (3, 3, True)
+    assert (first["successes"], first["n"], first["worry"]) == (3, 3, False)
     assert 0.43 < first["low"] < 0.45
     assert first["high"] == 1
     assert (second["low"], second["high"]) == (None, None)
-    assert (second["successes"], second["n"], second["mostly_successes"]) == (0, 0, False)
+    assert (second["successes"], second["n"], second["worry"]) == (0, 0, False)
     assert older["levels"][0]["n"] == 0
 
 

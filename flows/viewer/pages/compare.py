@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
-from agentrl.flows.viewer.pages.overview import EVALUATION, control_of
+from agentrl.flows.viewer.pages.better import EVALUATION, sentence
+from agentrl.flows.viewer.pages.overview import control_of
 from agentrl.flows.viewer.query.artifacts import Artifacts, label, numbers
 from agentrl.flows.viewer.query.tables import Snapshot
 from agentrl.flows.viewer.refused import RefusedError
@@ -117,10 +118,19 @@ def compared(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDiffe
         tasks_gained=len(gains),
         tasks_lost=len(losses),
         verdict=comparison.said(after, difference),
+        sentence=sentence(*_names(after, before), difference, greedy),
+        shown=difference.shown,
         word=gained.pooled.word.value if gained else None,
+        learned=gained.pooled.brief if gained else "",
         gained=gains[:CHANGED],
         lost=losses[:CHANGED],
     )
+
+
+def _names(after: Any, before: Any) -> tuple[str, str]:
+    """The policies of two arms, or if those are called the same, the arms."""
+    policies = [", ".join(dict.fromkeys(run.policy for run in arm.runs)) for arm in (after, before)]
+    return (policies[0], policies[1]) if policies[0] != policies[1] else (after.name, before.name)
 
 
 def _arm(arm: Any) -> ComparedArm:

@@ -16,6 +16,7 @@ from agentrl.flows.viewer.processes import command_of
 from agentrl.flows.viewer.wire.overview import StageBox, StageInput
 from agentrl.pipelines.file.document import library_files
 from agentrl.pipelines.run.runs import Run
+from agentrl.pipelines.secrets import redacted
 
 FRESH_S = 10.0
 """Seconds for which a plan is believed."""
@@ -142,7 +143,7 @@ def recorded(run: Run, catalog: Catalog) -> list[Stage]:
         stages.append(
             {
                 "stage": name,
-                "uses": manifest.ingredients.uses if manifest else "",
+                "uses": manifest.ingredients.uses if manifest else str(stage.get("uses", "")),
                 "status": _STATUS.get(stage["status"], "run") if manifest else "run",
                 "reasons": stage.get("reasons", []) if manifest is None else [],
                 "fingerprint": stage.get("fingerprint") or None,
@@ -153,8 +154,11 @@ def recorded(run: Run, catalog: Catalog) -> list[Stage]:
     return stages
 
 
-def boxes(stages: Sequence[Stage], running: frozenset[str] = frozenset()) -> list[StageBox]:
-    """Stages with their places. ``running`` are at work now."""
+def boxes(
+    stages: Sequence[Stage], running: frozenset[str] = frozenset(), ended: Mapping[str, Stage] | None = None
+) -> list[StageBox]:
+    """Stages with their places. ``running`` are at work now. ``ended`` is what the newest run recorded of those that it
+    did not get done: they look so for as long as they are to run again."""
     reads = {stage["stage"]: _upstream(stage, stages) for stage in stages}
     places = layout(reads)
     return [
@@ -163,8 +167,7 @@ def boxes(stages: Sequence[Stage], running: frozenset[str] = frozenset()) -> lis
             stage=stage["stage"],
             uses=stage["uses"],
             artifact=_artifact(stage),
-            status="running" if stage["stage"] in running else stage["status"],
-            reason="; ".join(stage["reasons"]),
+            **_state(stage, stage["stage"] in running, (ended or {}).get(stage["stage"])),
             fingerprint=stage["fingerprint"] or "",
             seconds=stage["duration_s"],
             inputs=[
@@ -175,6 +178,14 @@ def boxes(stages: Sequence[Stage], running: frozenset[str] = frozenset()) -> lis
         )
         for stage in stages
     ]
+
+
+def _state(stage: Stage, running: bool, ended: Stage | None) -> dict[str, Any]:
+    """Status and reason of a box."""
+    again = ended if stage["status"] == "run" else None
+    cause = [redacted(str(again["cause"]))] if again and again.get("cause") else []
+    status = "running" if running else again["status"] if again else stage["status"]
+    return {"status": status, "reason": "; ".join([*cause, *stage["reasons"]])}
 
 
 def _artifact(stage: Stage) -> str | None:

@@ -2,32 +2,29 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts.catalog import Catalog
-from agentrl.datastore.artifacts.live_metrics import live_stages
 from agentrl.datastore.errors import NoBufferError, StoreError
 from agentrl.flows.viewer.pages import graph
-from agentrl.flows.viewer.query.artifacts import Artifacts, label
+from agentrl.flows.viewer.pages.better import EVALUATION
+from agentrl.flows.viewer.pages.run import STOPPED, run_line
+from agentrl.flows.viewer.query.artifacts import Artifacts
 from agentrl.flows.viewer.query.tables import Tables
 from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.overview import GainLine, Measurement, Overview, PlanAnswer, RunLine
+from agentrl.flows.viewer.wire.overview import GainLine, Measurement, Overview, PlanAnswer
 from agentrl.flows.viewer.wire.runs import KnownSettings, Setting
-from agentrl.flows.viewer.wire.training import RunAnswer, RunStage
 from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.results.gains import gains
-from agentrl.pipelines.run.runs import Run, all_runs, find_run
+from agentrl.pipelines.run.runs import Run, all_runs
 from agentrl.pipelines.secrets import redacted
 from agentrl.schemas.manifest import Manifest
 from agentrl.schemas.trajectory import CONTROL
 
 RUNS = 50
 POLICIES = 8
-LOG_LINES, LOG_BYTES = 20, 2**16
-EVALUATION = "evaluate.policy"
 
 
 def overview(
@@ -43,6 +40,8 @@ def overview(
     own = shown.get("pipeline") if shown else None
     at_work = [run for run in runs if run["state"] == "running" and run.get("pipeline") == own]
     running = {name for run in at_work for name, stage in run["stages"].items() if stage["status"] == "running"}
+    last = shown["stages"] if shown else {}
+    ended = {name: stage for name, stage in last.items() if stage["status"] in STOPPED and name not in running}
     try:
         snapshot = tables.at(None)
         version, rows = snapshot.version, snapshot.total
@@ -55,7 +54,7 @@ def overview(
         pipeline=own,
         problem=drawn.problem if drawn else None,
         planning=drawn is None,
-        stages=graph.boxes(stages, frozenset(running)),
+        stages=graph.boxes(stages, frozenset(running), ended),
         runs=[run_line(run, catalog) for run in runs[:RUNS]],
         n_runs=len(runs),
         results=measurements(artifacts),
@@ -107,80 +106,6 @@ def _newest(runs: Sequence[Run], pipeline: str | None) -> Run | None:
         reason = f"no run is of pipeline {pipeline[:80]!r}{did_you_mean(pipeline, names)}"
         raise RefusedError(reason, field="pipeline", allowed=names, status=404)
     return next((run for run in runs if pipeline in (None, "", run.get("pipeline"))), None)
-
-
-def run_line(run: Run, catalog: Catalog) -> RunLine:
-    failed = next((name for name, stage in run["stages"].items() if stage["status"] == "failed"), None)
-    return RunLine(
-        run_id=run["run_id"],
-        pipeline=str(run.get("pipeline", "")),
-        when=str(run.get("started_at", "")),
-        seconds=run.get("duration_s"),
-        state=run["state"],
-        failed_stage=failed,
-        log_tail=log_tail(catalog, run["run_id"], failed) if failed else "",
-    )
-
-
-def run_answer(catalog: Catalog, artifacts: Artifacts, text: str) -> RunAnswer:
-    """A run by its id, the beginning of it, or ``last``. Raises RefusedError if there is none."""
-    try:
-        run = find_run(catalog, text)
-    except LookupError as error:
-        raise RefusedError(str(error.args[0]), field="run", status=404) from None
-    live = live_stages(catalog.storage, run["run_id"]) if run["state"] == "running" else []
-    made = {name: artifacts.find(name, stage.get("fingerprint") or "") for name, stage in run["stages"].items()}
-    stages = [
-        RunStage(
-            stage=name,
-            uses=manifest.ingredients.uses if (manifest := made[name]) else "",
-            status=stage["status"],
-            artifact=label(manifest) if manifest else None,
-            reasons=[redacted(str(text)) for text in stage.get("reasons", [])],
-            cause=redacted(str(stage.get("cause", ""))),
-            warnings=[redacted(str(text)) for text in stage.get("warnings", [])],
-            started=str(stage.get("started_at", "")),
-            seconds=stage.get("duration_s"),
-            live=name in live and stage["status"] == "running",
-            log_tail=log_tail(catalog, run["run_id"], name) if stage["status"] in ("failed", "running") else "",
-        )
-        for name, stage in run["stages"].items()
-    ]
-    return RunAnswer(
-        run_id=run["run_id"],
-        pipeline=str(run.get("pipeline", "")),
-        state=run["state"],
-        command=redacted(str(run.get("command", ""))),
-        host=str(run.get("host", "")),
-        started=str(run.get("started_at", "")),
-        seconds=run.get("duration_s"),
-        gone=str(run.get("gone", "")),
-        stages=stages,
-    )
-
-
-def log_tail(catalog: Catalog, run_id: str, stage: str) -> str:
-    """The last lines of a stage's log; empty if there is none on this machine. Where the log lies is looked up in the
-    folder of logs: what a record says of it is not believed, since a store may come from others."""
-    from agentrl.flows.session import logs_folder  # which imports all that runs stages
-
-    logs = logs_folder(catalog)
-    folder = _child(logs, run_id)
-    file = _child(folder, f"{stage}.log") if folder else None
-    if file is None or not file.resolve().is_relative_to(logs.resolve()) or not file.is_file():
-        return ""
-    with file.open("rb") as source:
-        source.seek(max(0, file.stat().st_size - LOG_BYTES))
-        lines = source.read(LOG_BYTES).decode("utf-8", "replace").splitlines()
-    return redacted("\n".join(lines[-LOG_LINES:]))
-
-
-def _child(folder: Path, name: str) -> Path | None:
-    """The file or folder of this name that lies in a folder."""
-    try:
-        return next((child for child in folder.iterdir() if child.name == name), None)
-    except OSError:
-        return None
 
 
 def measurements(artifacts: Artifacts) -> list[Measurement]:

@@ -16,6 +16,7 @@ from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.live_metrics import length, lines_after, live_stages
 from agentrl.datastore.errors import StoreError
 from agentrl.doctor.curves import ESS, KL
+from agentrl.flows.viewer.pages.run import STOPPED, not_run_again, progress_of
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.query.tables import Recent, Snapshot, Tables, plain
 from agentrl.flows.viewer.refused import RefusedError
@@ -30,8 +31,6 @@ PULSE_S = 0.5
 RUNS, RUNS_S = 50, 10.0
 """How many runs are looked at, and seconds for which their records are believed."""
 OF_ROWS = ("group_id", "reward", "success", "task_id", "env", "policy_version")
-ENDED = ("failed", "killed", "cancelled")
-"""How a stage may end without an artifact."""
 BOUNDED = ("reference_kl", "behaviour_kl", "sampler_kl", "clip_share", "success", "ess")
 """Metrics that the doctor bounds."""
 ALWAYS = [
@@ -77,7 +76,7 @@ def _without_artifact(catalog: Catalog, artifacts: Artifacts, run: Run) -> list[
         name: None if stage["status"] == "running" else str(stage["status"])
         for name, stage in run["stages"].items()
         if (stage["status"] == "running" and run["state"] == "running")
-        or (stage["status"] in ENDED and artifacts.find(name, stage.get("fingerprint") or "") is None)
+        or (stage["status"] in STOPPED and artifacts.find(name, stage.get("fingerprint") or "") is None)
     }
     if not working:
         return []
@@ -86,7 +85,7 @@ def _without_artifact(catalog: Catalog, artifacts: Artifacts, run: Run) -> list[
         TrainingStage(
             artifact=None,
             stage=name,
-            uses="",
+            uses=str(run["stages"][name].get("uses", "")),
             run_id=run["run_id"],
             when=str(run["stages"][name].get("started_at", "")),
             steps=0,
@@ -192,7 +191,20 @@ class Pulses:
             for run in working
             for name, stage_run in run["stages"].items()
         }
-        return Pulse(version=self.tables.buffer.version, runs=states, stages=at_work, live=live)
+        progress = {
+            f"{run['run_id']}/{name}": told
+            for run in working
+            for name, stage_run in run["stages"].items()
+            if stage_run["status"] == "running" and (told := progress_of(stage_run))
+        }
+        return Pulse(
+            version=self.tables.buffer.version,
+            runs=states,
+            stages=at_work,
+            progress=progress,
+            live=live,
+            stopped=list(not_run_again(self._runs)),
+        )
 
 
 async def events(pulses: Pulses, ended: Callable[[], bool]) -> AsyncIterator[bytes]:

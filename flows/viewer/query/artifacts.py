@@ -65,6 +65,8 @@ class Artifacts:
         self._known: list[Manifest] = []
         self._until = 0.0
         self._learned: Recent[tuple[str, float], list[TrainedOn]] = Recent(64)
+        self.narrowing: Recent[str, bool] = Recent(1024)
+        """Whether artifacts choose among what they were given, by fingerprint."""
 
     def all(self) -> list[Manifest]:
         """Newest first."""

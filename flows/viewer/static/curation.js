@@ -47,21 +47,21 @@ const canOpen = (funnel, level) => funnel.recorded && level.after < level.before
 /** @param {{funnel: Funnel, at: string | undefined, chosen: string | undefined}} props */
 function One({ funnel, at, chosen }) {
   const { levels, artifact, recorded } = funnel;
-  const [first, last] = [levels[0]?.before ?? 0, levels[levels.length - 1]?.after ?? 0];
+  const [first, last] = [levels[0]?.before ?? funnel.kept, levels[levels.length - 1]?.after ?? funnel.kept];
   return html`<section aria-label=${artifact}>
-    <h2>${artifact} <span class="soft">${time(funnel.when)}, ${plural(first, "row")} → <a href=${address("/buffer", { among: artifact, at })}>${plural(last, "row")}</a></span></h2>
+    <h2>${artifact} <span class="soft">${funnel.uses}, ${time(funnel.when)}, ${plural(first, "row")} → <a href=${address("/buffer", { among: artifact, at })}>${plural(last, "row")}</a></span></h2>
     ${!recorded && html`<p class="soft">It did not record which rows it dropped. To have them, run the stage again: <code>${`agentrl run PIPELINE --force --only ${funnel.stage}`}</code></p>`}
-    <div class="wide-table" tabindex="0" role="region" aria-label=${`funnel of ${artifact}`}><table class="lines funnel">
+    ${levels.length === 0 ? html`<p class="soft">It dropped no row.</p>` : html`<div class="wide-table" tabindex="0" role="region" aria-label=${`funnel of ${artifact}`}><table class="lines funnel">
       <thead><tr><th>rule</th><th class="scale">of all rows</th><th class="number">before</th><th class="number">dropped</th><th class="number">after</th><th class="number">dropped that had succeeded</th><th class="number">95 % interval</th></tr></thead>
       <tbody>${levels.map((level) => html`<tr class=${chosen === level.rule ? "chosen" : ""}>
         <td>${canOpen(funnel, level) ? html`<a href=${dropped(funnel, level, at)}>${pieces(level.rule)}</a>` : pieces(level.rule)}
-          ${level.mostly_successes && html`<p class="bad">⚠ most of what it dropped had succeeded</p>`}</td>
+          ${level.worry && html`<p class="bad">⚠ what it dropped had succeeded more often than what it kept</p>`}</td>
         <td class="scale"><${Bar} level=${level} whole=${first} /></td>
         <td class="number">${count(level.before)}</td><td class="number">${count(level.before - level.after)}</td><td class="number">${count(level.after)}</td>
         <td class="number">${level.n ? `${count(level.successes)} of ${count(level.n)}, ${percent(level.successes / level.n)}` : "–"}</td>
         <td class="number">${level.low === null || level.high === null ? "–" : `${percent(level.low)} to ${percent(level.high)}`}</td>
       </tr>`)}</tbody>
-    </table></div>
+    </table></div>`}
   </section>`;
 }
 

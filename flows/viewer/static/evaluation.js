@@ -1,5 +1,6 @@
 // Policies and levels with intervals, and the paired difference of two evaluations on the tasks of both.
 import { json, useAnswer } from "./api.js";
+import { Headline, Scale } from "./better.js";
 import { chance, count, decimal, decoding, percent, plural, time } from "./format.js";
 import { useKeys } from "./keys.js";
 import { address, change, go, place } from "./location.js";
@@ -11,8 +12,12 @@ import { html } from "./ui.js";
 /** @typedef {import("./wire.js").PairedDifference} Difference */
 
 export function EvaluationPage() {
-  const { than, arm, greedy = "false" } = place.value.params;
+  const { greedy = "false", ...chosen } = place.value.params;
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").Evaluations>} */ (json("/api/evaluations", {}, stop)), []);
+  const newest = useAnswer((stop) => /** @type {Promise<import("./wire.js").Better>} */ (json("/api/better", {}, stop)), []);
+  const given = Boolean(chosen.than || chosen.arm);
+  const than = given ? chosen.than : newest.value?.difference?.than.artifacts[0];
+  const arm = given ? chosen.arm : newest.value?.difference?.arm.artifacts[0];
   const compared = useAnswer(
     async (stop) => (than && arm ? /** @type {Difference} */ (await json("/api/compare", { than, arm, greedy }, stop)) : null),
     [than, arm, greedy],
@@ -22,26 +27,29 @@ export function EvaluationPage() {
   if (!value) return html`<h1>Evaluations</h1><p class="soft waiting">reading the store …</p>`;
   if (!value.evaluations.length) return html`<h1>Evaluations</h1><${Empty} says="No policy was evaluated yet." command="agentrl run quickstart" />`;
   return html`<h1>Evaluations</h1>
-    <${Results} all=${value.evaluations} than=${than} arm=${arm} />
-    <p><label><input type="checkbox" checked=${greedy === "true"} onChange=${() => change({ greedy: greedy === "true" ? null : true })} /> compare greedy attempts instead of sampled ones</label></p>
     ${compared.problem && html`<${Problem} problem=${compared.problem} />`}
-    ${than && arm ? compared.value && html`<${Compared} difference=${compared.value} />` : html`<p class="soft">Choose two evaluations to compare them on the tasks of both.</p>`}`;
+    ${than && arm
+      ? compared.value ? html`<${Compared} difference=${compared.value} />` : !compared.problem && html`<p class="soft waiting">comparing …</p>`
+      : newest.value && html`<p class="soft">${value.evaluations.length > 1 ? "Choose two evaluations to compare them on the tasks of both." : "There is one evaluation; a second one of the same tasks can be compared with it."}</p>`}
+    <h2 id="all">All evaluations</h2>
+    <p><label><input type="checkbox" checked=${greedy === "true"} onChange=${() => change({ than, arm, greedy: greedy === "true" ? null : true })} /> compare greedy attempts instead of sampled ones</label></p>
+    <${Results} all=${value.evaluations} than=${than} arm=${arm} />`;
 }
 
 /** One line per evaluation and decoding; levels follow the whole. @param {{all: Evaluated[], than: string | undefined, arm: string | undefined}} props */
 function Results({ all, than, arm }) {
   const levels = [...new Set(all.flatMap((one) => one.results.filter((result) => result.level >= 0 && result.env).map((result) => `${result.env} ${result.level}`)))].sort();
   const choose = (/** @type {string} */ name, /** @type {string} */ artifact, /** @type {string | undefined} */ chosen) =>
-    html`<input type="radio" name=${name} aria-label=${`${name}: ${artifact}`} checked=${chosen === artifact} onChange=${() => change({ [name]: artifact })} />`;
+    html`<input type="radio" name=${name} aria-label=${`${NAMES[name]}: ${artifact}`} checked=${chosen === artifact} onChange=${() => change({ than, arm, [name]: artifact })} />`;
   return html`<div class="wide-table" tabindex="0" role="region" aria-label="results by level"><table class="lines">
-    <thead><tr><th>than</th><th>arm</th><th>policy</th><th>evaluation</th><th>split</th><th>sampling</th><th>made (UTC)</th><th class="number">all levels</th><th class="number">n</th>${levels.map((level) => html`<th class="number">${level}</th>`)}</tr></thead>
+    <thead><tr><th>this one</th><th>compared with</th><th>policy</th><th>evaluation</th><th>split</th><th>sampling</th><th>made (UTC)</th><th class="number">all levels</th><th class="number">n</th>${levels.map((level) => html`<th class="number">${level}</th>`)}</tr></thead>
     <tbody>
       ${all.flatMap((one) => ["sampled", "greedy", "control"].flatMap((kind) => {
         const found = one.results.filter((result) => kind === (result.control !== null ? "control" : result.greedy ? "greedy" : "sampled"));
         const whole = found.find((result) => result.level < 0 && !result.env) ?? found[0];
         if (!whole) return [];
         return [html`<tr>
-          <td>${kind === "sampled" ? choose("than", one.artifact, than) : ""}</td><td>${kind === "sampled" ? choose("arm", one.artifact, arm) : ""}</td>
+          <td>${kind === "sampled" ? choose("arm", one.artifact, arm) : ""}</td><td>${kind === "sampled" ? choose("than", one.artifact, than) : ""}</td>
           <td>${pieces(one.policy)}</td><td>${one.stage}</td><td>${one.split}</td><td>${decoding(whole)}</td><td>${time(one.when)}</td>
           <td class="number">${shown(whole)}</td><td class="number">${count(whole.n)}</td>
           ${levels.map((level) => {
@@ -54,25 +62,24 @@ function Results({ all, than, arm }) {
   </table></div>`;
 }
 
+/** What the two choices are called. @type {Record<string, string>} */
+const NAMES = { arm: "this one", than: "compared with" };
+
 /** @param {{success: number, low: number, high: number}} result */
 const shown = (result) => `${percent(result.success)} (${(100 * result.low).toFixed(1)} to ${(100 * result.high).toFixed(1)})`;
 
 /** @param {{difference: Difference}} props */
 function Compared({ difference }) {
-  const { than, arm, low, high, tasks, unshared, p, gained, lost } = difference;
-  const at = (/** @type {number} */ value) => `${(50 + 50 * value).toFixed(2)}%`;
+  const { than, arm, tasks, unshared, p, gained, lost } = difference;
   return html`<section aria-labelledby="verdict">
-    <h2 id="verdict">${arm.name} against ${than.name}: ${difference.verdict}</h2>
-    <svg class="interval" width="100%" height="16" role="img" aria-label=${`difference ${decimal(100 * difference.mean, 1)} points, interval ${decimal(100 * low, 1)} to ${decimal(100 * high, 1)}`}>
-      <line class="axis" x1="0" x2="100%" y1="8" y2="8" /><line class="axis" x1="50%" x2="50%" y1="0" y2="16" />
-      <line class="range" x1=${at(low)} x2=${at(high)} y1="8" y2="8" /><circle cx=${at(difference.mean)} cy="8" r="4" />
-    </svg>
-    <p>${than.name} ${shown(than)} over its ${plural(than.tasks, "task")}, ${arm.name} ${shown(arm)} over its ${plural(arm.tasks, "task")}. The difference is over ${plural(tasks, "task")} of both${unshared ? `; ${plural(unshared, "task")} of one alone left out` : ""}.
-      ${than.unscored + arm.unscored > 0 ? `${plural(than.unscored + arm.unscored, "row")} without an outcome left out. ` : ""}
+    <h2 id="verdict">${pieces(arm.name)} compared with ${pieces(than.name)}</h2>
+    <${Headline} difference=${difference} />
+    <${Scale} difference=${difference} />
+    <p>${pieces(than.name)} ${shown(than)} over its ${plural(than.tasks, "task")}, ${pieces(arm.name)} ${shown(arm)} over its ${plural(arm.tasks, "task")}. The difference is over ${plural(tasks, "task")} of both${unshared ? `; ${plural(unshared, "task")} of one alone left out` : ""}. ${than.unscored + arm.unscored > 0 ? `${plural(than.unscored + arm.unscored, "row")} without an outcome left out. ` : ""}
       The interval is a bootstrap over tasks${p === null ? "" : `; McNemar's exact test: ${chance(p)}`}.</p>
     <div class="sides">
-      <section><h3>Gained: ${count(difference.tasks_gained)}</h3><${Tasks} tasks=${gained} total=${difference.tasks_gained} /></section>
       <section><h3>Lost: ${count(difference.tasks_lost)}</h3><${Tasks} tasks=${lost} total=${difference.tasks_lost} /></section>
+      <section><h3>Gained: ${count(difference.tasks_gained)}</h3><${Tasks} tasks=${gained} total=${difference.tasks_gained} /></section>
     </div>
   </section>`;
 }

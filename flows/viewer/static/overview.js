@@ -1,11 +1,13 @@
 // The first page: did the policy get better, what is up to date, what ran.
 import { json, useAnswer } from "./api.js";
+import { Headline } from "./better.js";
 import { count, decoding, percent, plural, seconds, time } from "./format.js";
 import { Graph, StageTable } from "./graph.js";
 import { useKeys } from "./keys.js";
 import { useChanges, useUnfinished } from "./live.js";
 import { address, change, go, place, version } from "./location.js";
-import { Empty, Problem } from "./problem.js";
+import { Empty, OfStore, Problem } from "./problem.js";
+import { STOPPED, farNow } from "./progress.js";
 import { pieces } from "./text.js";
 import { html, useEffect, useState } from "./ui.js";
 import { WhatIf, useWhatIf } from "./whatif.js";
@@ -28,21 +30,22 @@ export function OverviewPage() {
   if (!value) return html`<p class="soft waiting">reading the store …</p>`;
   const { results, gains, runs, pipelines, rows } = value;
   const awaited = found.given.length > 0 && !found.problem && (!found.plan || found.plan.planning);
-  const stages = found.plan?.stages.length && !awaited ? found.plan.stages : awaited ? value.stages.map(planning) : value.stages;
+  const stages = found.plan?.stages.length && !awaited ? found.plan.stages : awaited || value.planning ? value.stages.map(planning) : value.stages;
+  const working = runs.find((run) => run.state === "running" && run.pipeline === value.pipeline)?.run_id ?? "";
   const command = "agentrl run quickstart";
   return html`<h1>${value.store}</h1>
     <p class="soft">${value.version === null ? "no rows were ever appended" : html`<a href="/buffer">${plural(rows, "row")}</a>, version ${value.version}`}</p>
     ${problem && html`<${Problem} problem=${problem} />`}
     <section aria-labelledby="better">
       <h2 id="better">Better?</h2>
-      ${results.length ? html`<${Better} results=${results} /><${Gains} gains=${gains} />` : html`<${Empty} says="No policy was evaluated yet." command=${command} />`}
+      ${results.length ? html`<${Newest} changes=${changes} /><${Better} results=${results} /><${Gains} gains=${gains} />` : html`<${Empty} says="No policy was evaluated yet." command=${command} />`}
     </section>
     <section aria-labelledby="stages">
       <h2 id="stages">Stages ${pipelines.length > 1 ? html`<${Pipelines} all=${pipelines} chosen=${value.pipeline} />` : html`<span class="soft">of ${value.pipeline ?? "no pipeline yet"}</span>`}</h2>
       ${value.planning && html`<p class="soft" role="status">as the newest run recorded them; the plan is being made …</p>`}
       ${value.problem && html`<p class="problem">${value.problem}</p>`}
       ${stages.length
-        ? html`<${Graph} stages=${stages} chosen=${stage} choose=${(/** @type {string | null} */ id) => change({ stage: id })} />
+        ? html`<${Graph} stages=${stages} chosen=${stage} choose=${(/** @type {string | null} */ id) => change({ stage: id })} far=${(/** @type {string} */ id) => farNow(working, id)} />
             <${WhatIf} pipeline=${value.pipeline} stages=${value.stages} chosen=${stage} found=${found} />
             <details open=${Boolean(stage) || found.given.length > 0}><summary>as a table, with reasons</summary><${StageTable} stages=${stages} chosen=${stage} pipeline=${value.pipeline} /></details>`
         : html`<${Empty} says="No pipeline ran in this store yet." command=${command} />`}
@@ -54,8 +57,15 @@ export function OverviewPage() {
     </section>`;
 }
 
-/** A stage while the plan with other settings is being made. @param {Answer["stages"][number]} stage */
-const planning = (stage) => ({ ...stage, status: /** @type {any} */ ("planning"), reason: "", inputs: stage.inputs.map((input) => ({ ...input, reason: null })) });
+/** Whether the newest policy is better than the one before it, in a sentence. @param {{changes: number}} props */
+function Newest({ changes }) {
+  const { value } = useAnswer((stop) => /** @type {Promise<import("./wire.js").Better>} */ (json("/api/better", {}, stop)), [changes]);
+  if (!value) return html`<p class="soft headline waiting">comparing the newest policy with the one before it …</p>`;
+  return value.difference ? html`<${Headline} difference=${value.difference} />` : html`<p class="soft headline">No two policies were evaluated on the same tasks yet, so nothing says whether training helped.</p>`;
+}
+
+/** A stage while its plan is being made; what is at work or stopped stays so. @param {Answer["stages"][number]} stage */
+const planning = (stage) => (["running", ...STOPPED].includes(stage.status) ? stage : { ...stage, status: /** @type {any} */ ("planning"), reason: "", inputs: stage.inputs.map((input) => ({ ...input, reason: null })) });
 
 /** @param {{all: string[], chosen: string | null}} props */
 function Pipelines({ all, chosen }) {
@@ -66,7 +76,7 @@ function Pipelines({ all, chosen }) {
 
 /** Success with its interval: one line per policy, stage and split, all on one scale from 0 to 1. @param {{results: Answer["results"]}} props */
 function Better({ results }) {
-  return html`<table class="lines better">
+  return html`<div class="wide-table" tabindex="0" role="region" aria-label="success of policies"><table class="lines better">
     <thead><tr><th>policy</th><th>stage</th><th>split</th><th>sampling</th><th class="number">success</th><th class="number">95 % interval</th><th class="number">n</th><th class="scale"><span>0</span><span>0.5</span><span>1</span></th></tr></thead>
     <tbody>
       ${results.map(
@@ -82,12 +92,12 @@ function Better({ results }) {
         </tr>`,
       )}
     </tbody>
-  </table>
+  </table></div>
   <p class="soft">● sampled at temperature 1, ○ greedy, ◆ at the temperature that did best on dev tasks: the control for sharpening, which training has to beat; the line is Wilson's 95 % interval</p>`;
 }
 
 /** What each policy gained over the one before it at its best temperature. @param {{gains: Answer["gains"]}} props */
-const Gains = ({ gains }) => html`<ul>${gains.map((gain) => html`<li><strong>${gain.policy}: ${gain.word}</strong> · ${gain.said}</li>`)}</ul>`;
+const Gains = ({ gains }) => gains.length > 0 && html`<details><summary>what each policy gained over the one before it</summary><ul>${gains.map((gain) => html`<li><strong>${gain.policy}: ${gain.word}</strong> · ${gain.said}</li>`)}</ul></details>`;
 
 /** @param {{success: number, low: number, high: number, greedy: boolean, control: number | null}} props */
 function Interval({ success, low, high, greedy, control }) {
@@ -103,20 +113,21 @@ function Interval({ success, low, high, greedy, control }) {
 
 /** @param {{runs: Answer["runs"]}} props */
 function Runs({ runs }) {
-  return html`<table class="lines">
-    <thead><tr><th>run</th><th>pipeline</th><th>started (UTC)</th><th class="number">took</th><th>state</th><th>failed</th></tr></thead>
+  return html`<div class="wide-table" tabindex="0" role="region" aria-label="runs"><table class="lines">
+    <thead><tr><th>run</th><th>pipeline</th><th>started (UTC)</th><th class="number">took</th><th>state</th><th>stopped at</th></tr></thead>
     <tbody>
-      ${runs.map(
-        (run) => html`<tr>
+      ${runs.map((run) => {
+        const stopped = STOPPED.includes(run.state);
+        return html`<tr>
             <td><a href=${`/run/${encodeURIComponent(run.run_id)}`}>${run.run_id}</a> <a href=${address("/runs", { b: run.run_id })} aria-label=${`compare ${run.run_id} with the run before it`}>compare</a></td>
             <td>${run.pipeline}</td>
             <td>${time(run.when)}</td>
             <td class="number">${seconds(run.seconds)}</td>
-            <td class=${`status ${run.failed_stage ? "blocked" : run.state === "running" ? "running" : ""}`}>${run.failed_stage ? "✗ " : run.state === "running" ? "◌ " : ""}${run.state}</td>
-            <td>${run.failed_stage ?? ""}</td>
+            <td class=${`status ${run.state}`}>${stopped ? "✗ " : run.state === "running" ? "◌ " : ""}${run.state}</td>
+            <td>${run.failed_stage ?? ""}${run.cause && html`<span class="soft">: ${pieces(run.cause)}</span>`}</td>
           </tr>
-          ${run.log_tail && html`<tr><td colspan="6"><details><summary>last lines of the log of ${run.failed_stage}</summary><pre>${pieces(run.log_tail)}</pre></details></td></tr>`}`,
-      )}
+          ${stopped && run.go_on && html`<tr><td colspan="6"><details><summary>how to go on with ${run.run_id}${run.log_tail && `, and the last lines of the log of ${run.failed_stage}`}</summary><p><${OfStore} command=${run.go_on} /></p>${run.log_tail && html`<pre>${pieces(run.log_tail)}</pre>`}</details></td></tr>`}`;
+      })}
     </tbody>
-  </table>`;
+  </table></div>`;
 }

@@ -20,7 +20,7 @@ export function Empty({ says, command }) {
 }
 
 /** A command for the store that is shown. @param {{command: string}} props */
-function OfStore({ command }) {
+export function OfStore({ command }) {
   const { value } = useAnswer(async () => (store && !command.includes(" --store ") ? store() : null), [command]);
   return (value !== null || !store) && html`<code>${value === null ? command : `${command} --store ${word(value)}`}</code>`;
 }

@@ -7,17 +7,16 @@ import { useKeys } from "./keys.js";
 import { lost, useChanges, usePulse } from "./live.js";
 import { address, go, version } from "./location.js";
 import { Problem } from "./problem.js";
+import { STOPPED, Stopped, far, farNow } from "./progress.js";
 import { pieces } from "./text.js";
 import { html, useEffect, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").RunAnswer} Run */
 /** @typedef {import("./wire.js").RunStage} Stage */
 
-const MARKS = /** @type {Record<string, string>} */ ({ ran: "✓", reused: "✓", cached: "✓", run: "▸", cancelled: "✗", running: "◌", waiting: "◌", failed: "✗", killed: "✗", blocked: "✗" });
+const MARKS = /** @type {Record<string, string>} */ ({ ran: "✓", reused: "✓", cached: "✓", cancelled: "✗", running: "◌", waiting: "◌", failed: "✗", killed: "✗", blocked: "✗" });
 /** The colour of a status, as on the first page; what is not here has none yet. @type {Record<string, string>} */
-const COLOURS = { ran: "cached", reused: "cached", cached: "cached", running: "running", waiting: "running", run: "run", failed: "blocked", killed: "blocked", cancelled: "blocked", blocked: "blocked" };
-/** What a run means to do is not done yet. @type {Record<string, string>} */
-const WORDS = { run: "to run" };
+const COLOURS = { ran: "cached", reused: "cached", cached: "cached", running: "running", waiting: "running", run: "run", failed: "failed", killed: "killed", cancelled: "cancelled", blocked: "blocked" };
 const METRICS = 6;
 const AGAIN_MS = 3000;
 
@@ -39,33 +38,34 @@ export function RunPage({ id }) {
   }, [running]);
   if (problem && !value) return html`<h1>${pieces(id)}</h1><${Problem} problem=${problem} />`;
   if (!value) return html`<h1>${pieces(id)}</h1><p class="soft waiting">reading the run …</p>`;
-  const failed = value.stages.some((stage) => stage.status === "failed");
+  const stopped = value.stages.filter((stage) => STOPPED.includes(stage.status));
   return html`<h1>${pieces(value.run_id)}</h1>
-    <p role="status"><span class=${`status ${running ? "running" : failed || value.state !== "completed" ? "blocked" : "cached"}`}>${running ? "◌ " : failed ? "✗ " : ""}${value.state}</span> <span class="soft">${pieces(value.pipeline)}, started ${time(value.started)} UTC on ${pieces(value.host)}${value.seconds === null ? "" : `, took ${seconds(value.seconds)}`}${value.gone && html`; ${pieces(value.gone)}`}</span></p>
+    <p role="status"><span class=${`status ${COLOURS[value.state] ?? "cached"}`}>${running ? "◌ " : value.state === "completed" ? "✓ " : "✗ "}${value.state}</span> <span class="soft">${pieces(value.pipeline)}, started ${time(value.started)} UTC on ${pieces(value.host)}${value.seconds === null ? "" : `, took ${seconds(value.seconds)}`}${value.gone && html`; ${pieces(value.gone)}`}</span></p>
     <p><code>${pieces(value.command)}</code></p>
     <p><a href=${address("/buffer", { filter: `run_id = ${quoted(value.run_id)}` })}>its rows</a> · <a href=${address("/doctor", { run: value.run_id })}>what the doctor says</a></p>
+    ${stopped.map((stage) => html`<${Stopped} key=${stage.stage} stage=${stage} run=${value} />`)}
     ${lost.value && html`<p class="soft" role="status">the server does not answer; it is asked again each second …</p>`}
     <section aria-labelledby="stages"><h2 id="stages">Stages</h2>
     <div class="wide-table" tabindex="0" role="region" aria-label="stages of the run"><table class="lines">
       <thead><tr><th>stage</th><th>uses</th><th>status</th><th class="number">took</th><th>why, or how far</th></tr></thead>
-      <tbody>${value.stages.map((stage) => html`<${Line} key=${stage.stage} run=${value.run_id} stage=${stage} />`)}</tbody>
+      <tbody>${value.stages.map((stage) => html`<${Line} key=${stage.stage} run=${value.run_id} stage=${stage} over=${!running} />`)}</tbody>
     </table></div></section>`;
 }
 
-/** @param {{run: string, stage: Stage}} props */
-function Line({ run, stage }) {
-  const { status, artifact, reasons, cause, warnings, live, log_tail: log } = stage;
+/** @param {{run: string, stage: Stage, over: boolean}} props `over`: the run goes no further */
+function Line({ run, stage, over }) {
+  const { status, artifact, reasons, cause, warnings, live, curves, progress, log_tail: log } = stage;
   const colour = COLOURS[status] ?? "skipped";
   const since = status === "running" && stage.started ? (Date.now() - new Date(stage.started.replace(" ", "T")).getTime()) / 1000 : null;
   return html`<tr>
-      <td>${artifact && stage.uses.startsWith("train.") ? html`<a href=${address("/training", { artifact })}>${pieces(stage.stage)}</a>` : pieces(stage.stage)}</td>
+      <td>${artifact && stage.uses.startsWith("train.") ? html`<a href=${address("/training", { artifact })}>${pieces(stage.stage)}</a>` : curves ? html`<a href=${address("/training", { run, stage: stage.stage })}>${pieces(stage.stage)}</a>` : pieces(stage.stage)}</td>
       <td>${stage.uses}</td>
-      <td class=${`status ${colour}`}>${MARKS[status] ?? ""} ${WORDS[status] ?? status}</td>
+      <td class=${`status ${status === "run" && over ? "skipped" : colour}`}>${status === "run" ? (over ? "– not reached" : "▸ to run") : `${MARKS[status] ?? ""} ${status}`}</td>
       <td class="number">${stage.seconds === null ? (since !== null && since >= 0 ? `${seconds(since)} so far` : "") : seconds(stage.seconds)}</td>
-      <td>${live ? html`<${Progress} run=${run} stage=${stage.stage} />` : pieces(cause || reasons.join("; "))}</td>
+      <td>${status === "running" ? html`${farNow(run, stage.stage) || far(progress)} ` : STOPPED.includes(status) && progress ? html`stopped at ${far(progress, true)}${curves && html`, <a href=${address("/training", { run, stage: stage.stage })}>its curves</a>`}; ` : ""}${live ? html`<${Progress} run=${run} stage=${stage.stage} />` : pieces(cause || reasons.join("; "))}</td>
     </tr>
     ${warnings.map((warning) => html`<tr><td></td><td colspan="4" class="warning">warning: ${pieces(warning)}</td></tr>`)}
-    ${log && html`<tr><td colspan="5"><details open=${status === "running"}><summary>last lines of the log of ${pieces(stage.stage)}</summary><pre class="log">${pieces(log)}</pre></details></td></tr>`}`;
+    ${log && status === "running" && html`<tr><td colspan="5"><details open><summary>last lines of the log of ${pieces(stage.stage)}</summary><pre class="log">${pieces(log)}</pre></details></td></tr>`}`;
 }
 
 /** The last step of a stage that trains now. @param {{run: string, stage: string}} props */

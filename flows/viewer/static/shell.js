@@ -1,5 +1,6 @@
 // What is around every page: its tabs, the theme, the keys, and what was just said.
 import { Help, Said, listen, showHelp } from "./keys.js";
+import { Status } from "./progress.js";
 import { followLinks, place } from "./location.js";
 import { enter } from "./served.js";
 import { Stores } from "./stores.js";
@@ -54,6 +55,7 @@ function Shell({ tabs, others, page }) {
       <a class="skip" href="#page">skip to the page</a>
       <nav aria-label="pages">${Object.entries(tabs).map(([to, said]) => html`<a href=${to} aria-current=${path === to ? "page" : undefined}>${said}</a>`)}${room in others && html`<span aria-current="page">${others[room]}</span>`}</nav>
       <${Stores} />
+      <${Status} />
       <button class="quiet" onClick=${turnTheme}>theme: ${theme.value}</button>
       <button class="quiet" onClick=${showHelp}>keys: <kbd>?</kbd></button>
     </header>

@@ -7,6 +7,7 @@ import { useKeys } from "./keys.js";
 import { lost, useChanges, usePulse } from "./live.js";
 import { address, change, go, place, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
+import { Stopped, farNow } from "./progress.js";
 import { Step } from "./step.js";
 import { pieces } from "./text.js";
 import { theme } from "./theme.js";
@@ -59,7 +60,7 @@ function List({ stages, shown }) {
     <thead><tr><th>stage</th><th>uses</th><th>run</th><th>when (UTC)</th><th class="number">steps</th></tr></thead>
     <tbody>${stages.map((one) => html`<tr class=${one === shown ? "chosen" : ""}>
       <td><a href=${link(one)} aria-current=${one === shown ? "true" : undefined}>${pieces(one.artifact ?? one.stage)}</a></td>
-      <td>${one.artifact ? pieces(one.uses) : one.ended ? html`<span class="status blocked">✗ ${one.ended}</span>` : html`<span class="status running">◌ trains now</span>`}</td>
+      <td>${one.uses && html`${pieces(one.uses)} `}${one.artifact ? "" : one.ended ? html`<span class=${`status ${one.ended}`}>✗ ${one.ended}</span>` : html`<span class="status running">◌ trains now</span>`}</td>
       <td><a href=${`/run/${encodeURIComponent(one.run_id)}`}>${pieces(one.run_id)}</a></td>
       <td>${time(one.when)}</td>
       <td class="number">${one.artifact ? count(one.steps) : ""}</td>
@@ -94,8 +95,16 @@ function Live({ stage }) {
     curves.changed.value;
     setNames([...curves.columns.keys()].join());
   }), []);
-  return html`${lost.value && html`<p class="soft" role="status">the server does not answer; it is asked again each second …</p>`}
+  return html`${stage.ended && html`<${Ended} stage=${stage} />`}
+    ${lost.value && html`<p class="soft" role="status">the server does not answer; it is asked again each second …</p>`}
     ${names ? html`<${Charts} stage=${stage} curves=${curves} />` : html`<p class="soft waiting">${stage.ended ? "no step was taken" : "waiting for the first step …"}</p>`}`;
+}
+
+/** Why a stage ended without an artifact, and how to go on. @param {{stage: Stage}} props */
+function Ended({ stage }) {
+  const { value } = useAnswer((stop) => /** @type {Promise<import("./wire.js").RunAnswer>} */ (json("/api/run", { run: stage.run_id }, stop)), [stage.run_id, stage.ended]);
+  const own = value?.stages.find((one) => one.stage === stage.stage);
+  return value && own ? html`<${Stopped} stage=${own} run=${value} />` : null;
 }
 
 /** @param {{stage: Stage, curves: Curves}} props */
@@ -108,7 +117,7 @@ function Charts({ stage, curves }) {
   }, [curves]);
   const choose = (/** @type {number} */ chosen) => change({ step: chosen });
   return html`<section aria-labelledby="charts">
-      <h2 id="charts">${pieces(stage.artifact ?? stage.stage)} <span class="soft">${stage.artifact ? pieces(stage.uses) : (stage.ended ?? "trains now")}; press a step in a chart, or j and k</span></h2>
+      <h2 id="charts">${pieces(stage.artifact ?? stage.stage)} <span class="soft">${stage.artifact ? pieces(stage.uses) : (stage.ended ?? `trains now${farNow(stage.run_id, stage.stage) && `, ${farNow(stage.run_id, stage.stage)}`}`)}; press a step in a chart, or j and k</span></h2>
       <div class="charts">${[...curves.columns.keys()].map((name) => html`<${Chart} key=${name} name=${name} curves=${curves}
         bands=${stage.bands.filter((band) => band.metric === name)} step=${step} choose=${choose} theme=${theme.value} />`)}</div>
       <${Numbers} curves=${curves} step=${step} choose=${choose} />

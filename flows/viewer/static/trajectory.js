@@ -2,6 +2,7 @@
 import { json, useAnswer } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { copies } from "./copies.js";
+import { Fate, showFate } from "./fate.js";
 import { count, decimal, plural } from "./format.js";
 import { oneOf } from "./filter.js";
 import { copy, say, useKeys } from "./keys.js";
@@ -94,12 +95,14 @@ function Trajectory({ id, row, tokens }) {
     ArrowRight: { does: "next token", run: () => tokens.length && jump(Math.min(tokens.length - 1, token + 1)) },
     ArrowLeft: { does: "previous token", run: () => tokens.length && jump(Math.max(0, token - 1)) },
     b: { does: "next token that breaks the mask's proof", run: () => tokens.breaches.size && jump(next()) },
+    f: { does: "what became of this row", run: showFate },
     x: { does: "select this row", run: () => select(id) },
     "/": { does: "filter the buffer", run: () => go(address("/buffer", { at })) },
   });
   return html`<div class="trajectory">
     <${Title} id=${id} row=${row} at=${at} lens=${wanted} />
     <${Ribbon} lineage=${row.lineage} />
+    <${Fate} key=${id} id=${id} at=${at} />
     <div class="lensbar">
       <${LensBar} tokens=${tokens} chosen=${lens?.id ?? (written ? "text" : "read")} />
       ${lens && html`<button class="quiet" aria-pressed=${whole ? "false" : "true"} onClick=${() => change({ template: whole ? null : "shown" })}>${whole ? "fold template tokens" : "show template tokens"}</button>`}

@@ -67,10 +67,12 @@ class ChangedTask(Answer):
 
 class PairedDifference(Answer):
     """``than`` is compared with ``arm`` on the tasks of both: the difference of success with its 95 % interval
-    (bootstrap over tasks), McNemar's ``p`` if each task has one attempt in both, and the verdict in words. ``word``
-    says what ``arm`` gained over ``than`` at its best temperature (adds, sharpens, none, worse, cannot tell); None if
-    they are no evaluations. At most 500 tasks each are listed as gained and lost; ``tasks_gained`` and ``tasks_lost``
-    count all."""
+    (bootstrap over tasks), McNemar's ``p`` if each task has one attempt in both, and the verdict in words.
+    ``sentence`` says it shortly, by the names of the policies; ``shown`` says whether there is a difference. ``word``
+    says what ``arm`` gained over ``than`` at its best temperature, the control for sharpening (adds, sharpens, none,
+    worse, cannot tell), and ``learned`` says that with its figures, or why nobody can tell; None and empty if they are
+    no evaluations. At most 500 tasks each are listed as gained and lost; ``tasks_gained`` and ``tasks_lost`` count
+    all."""
 
     than: ComparedArm
     arm: ComparedArm
@@ -84,9 +86,22 @@ class PairedDifference(Answer):
     tasks_gained: int
     tasks_lost: int
     verdict: str
+    sentence: str
+    shown: bool
     word: str | None
+    learned: str
     gained: list[ChangedTask]
     lost: list[ChangedTask]
+
+
+# GET /api/better
+
+
+class Better(Answer):
+    """The newest policy against the one before it, at temperature 1, with at most 5 of the tasks that it lost; None if
+    there are no two evaluations of the same tasks."""
+
+    difference: PairedDifference | None
 
 
 # GET /api/task?env=&task_id=&at=
@@ -249,8 +264,9 @@ class PairAnswer(Answer):
 
 class FunnelLevel(Answer):
     """A rule, the rows before and after it, and of those that it dropped how many succeeded among the ``n`` with an
-    outcome, with Wilson's interval of their share (None if ``n`` is 0). ``mostly_successes`` warns that it dropped more
-    successes than failures. /buffer?among=ARTIFACT&rule=RULE shows what it dropped."""
+    outcome, with Wilson's interval of their share (None if ``n`` is 0). ``worry``: those that it dropped had succeeded
+    more often than those that it kept, by more than chance explains, and the rule does not speak of outcomes.
+    /buffer?among=ARTIFACT&rule=RULE shows what it dropped."""
 
     rule: str
     before: int
@@ -259,16 +275,18 @@ class FunnelLevel(Answer):
     n: int
     low: float | None
     high: float | None
-    mostly_successes: bool
+    worry: bool
 
 
 class Funnel(Answer):
-    """``recorded`` is false if the artifact does not hold which rows were dropped: then the counts of outcomes are
-    0."""
+    """``kept`` counts the rows that were chosen. ``recorded`` is false if nobody knows which rows were dropped: then
+    the counts of outcomes are 0."""
 
     artifact: str
     stage: str
+    uses: str
     when: str
+    kept: int
     recorded: bool
     levels: list[FunnelLevel]
 

@@ -16,14 +16,15 @@ class StageInput(Answer):
 
 
 class StageBox(Answer):
-    """A stage of the pipeline. ``status`` is that of the plan (cached, run, blocked, skipped), or ``running``.
-    ``x`` is the column and ``y`` the row in the drawing, from 0. ``artifact`` is STAGE/FINGERPRINT if it is there."""
+    """A stage of the pipeline. ``status`` is that of the plan (cached, run, blocked, skipped), ``running``, or how the
+    stage ended in the newest run if it is to run again (failed, killed, cancelled); ``reason`` then says why. ``x`` is
+    the column and ``y`` the row in the drawing, from 0. ``artifact`` is STAGE/FINGERPRINT if it is there."""
 
     id: str
     stage: str
     uses: str
     artifact: str | None
-    status: Literal["cached", "run", "blocked", "skipped", "running"]
+    status: Literal["cached", "run", "blocked", "skipped", "running", "failed", "killed", "cancelled"]
     reason: str
     fingerprint: str
     seconds: float | None
@@ -33,7 +34,9 @@ class StageBox(Answer):
 
 
 class RunLine(Answer):
-    """A run, newest first. ``when`` is ISO 8601, UTC. ``log_tail`` holds the last lines of the failed stage's log."""
+    """A run, newest first. ``when`` is ISO 8601, UTC. ``failed_stage`` is the stage at which it stopped, if it failed,
+    was killed or was cancelled; ``cause`` says why, as far as that is known, and ``log_tail`` holds the last lines of
+    its log. ``go_on`` is the command that does the rest, empty if nothing is left."""
 
     run_id: str
     pipeline: str
@@ -41,7 +44,9 @@ class RunLine(Answer):
     seconds: float | None
     state: str
     failed_stage: str | None
+    cause: str
     log_tail: str
+    go_on: str
 
 
 class Measurement(Answer):

@@ -75,14 +75,36 @@ class Replayings(Answer):
 # GET /api/events -> server-sent events, one Pulse each, at once and whenever something changed
 
 
+class StageProgress(Answer):
+    """How far a stage is: ``done`` of ``total`` (None if nobody knows how much there is to do), and the seconds that
+    are left at the speed so far."""
+
+    done: int
+    total: int | None
+    left_s: float | None
+
+
+class StoppedRun(Answer):
+    """A run that failed or was killed, after which no run of its pipeline was completed, and the stage at which it
+    stopped."""
+
+    run_id: str
+    pipeline: str
+    stage: str | None
+    state: str
+
+
 class Pulse(Answer):
     """``version`` of the buffer; the state of the newest 50 runs by id, newest first; of those at work, by RUN/STAGE,
-    the status of the stages and the bytes of the live logs. A client asks for rows and lines after what it has."""
+    the status of the stages, how far they are, and the bytes of the live logs. ``stopped`` are those of them that
+    failed or were killed and not run again. A client asks for rows and lines after what it has."""
 
     version: int | None
     runs: dict[str, str]
     stages: dict[str, str]
+    progress: dict[str, StageProgress]
     live: dict[str, int]
+    stopped: list[StoppedRun]
 
 
 # GET /api/live/lines?run_id=&stage=&cursor=
@@ -101,9 +123,11 @@ class LiveAnswer(Answer):
 
 
 class RunStage(Answer):
-    """A stage of a run. ``artifact`` is STAGE/FINGERPRINT and ``uses`` what made it, if it is there; ``cause`` says why
-    it failed, and ``warnings`` what it warned of. ``live`` is true if its metrics are written now. ``log_tail`` is
-    there for stages that failed or are at work."""
+    """A stage of a run. ``artifact`` is STAGE/FINGERPRINT if it is there; ``uses`` is empty if neither it nor the
+    record says that. ``cause`` says why it failed, and ``warnings`` what it warned of. ``live`` is true if its metrics
+    are written now, ``curves`` if the metrics of a stage without an artifact are there. ``progress`` is how far it is,
+    or how far it came. ``log`` is the file of its log on the viewer's machine, empty if there is none; ``log_tail`` has
+    its last lines, for stages that are at work or were stopped."""
 
     stage: str
     uses: str
@@ -115,11 +139,15 @@ class RunStage(Answer):
     started: str
     seconds: float | None
     live: bool
+    curves: bool
+    progress: StageProgress | None
+    log: str
     log_tail: str
 
 
 class RunAnswer(Answer):
-    """A run with its stages. ``gone`` says how it is known that a killed one ended."""
+    """A run with its stages. ``gone`` says how it is known that a killed one ended. ``go_on`` is the command that does
+    the rest of a run that was stopped, empty if nothing is left."""
 
     run_id: str
     pipeline: str
@@ -129,6 +157,7 @@ class RunAnswer(Answer):
     started: str
     seconds: float | None
     gone: str
+    go_on: str
     stages: list[RunStage]
 
 

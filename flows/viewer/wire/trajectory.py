@@ -132,6 +132,31 @@ class RowAnswer(Answer):
     neighbours: Neighbours
 
 
+# GET /api/rows/{id}/fate?at=
+
+
+class SeenBy(Answer):
+    """What one artifact did with a row. ``why`` is the rule that dropped it, or why it was left out. ``steps`` are
+    those that trained on it, or that sampled it and left it out; ``pair_id`` the pair that it is a side of."""
+
+    artifact: str
+    uses: str
+    run_id: str
+    when: str
+    what: Literal["made", "kept", "dropped", "chosen", "rejected", "trained", "left out", "read"]
+    why: str
+    pair_id: str | None
+    steps: list[int]
+
+
+class Fate(Answer):
+    """What became of a row, in the order of time. ``unread`` older artifacts were not looked through."""
+
+    version: int
+    unread: int
+    seen: list[SeenBy]
+
+
 # GET /api/tokens/{id}?at= -> Arrow, one record per token; GET /api/tokens/{id}/text?at= -> text/plain, UTF-8
 
 #

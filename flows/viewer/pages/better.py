@@ -1,0 +1,57 @@
+"""Did the policy get better: the newest evaluation against that of the policy before it, in a sentence."""
+
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.query.artifacts import Artifacts, label
+from agentrl.pipelines.results.gains import predecessors
+from agentrl.schemas.manifest import Manifest
+from agentrl.statistics.paired import Difference
+from agentrl.statistics.sharpening import said_p
+
+EVALUATION = "evaluate.policy"
+
+
+def newest_two(catalog: Catalog, artifacts: Artifacts) -> tuple[str, str] | None:
+    """The newest evaluation whose policy has a predecessor on the same tasks, after that of the predecessor. If there
+    is none, the two newest of different policies on the same tasks; None if there are no such two."""
+    evaluations = [
+        manifest
+        for manifest in artifacts.all()
+        if manifest.ingredients.uses == EVALUATION and {"results", "trajectories"} <= manifest.outputs.keys()
+    ]
+    oldest_first = list(reversed(evaluations))  # of equal ones the newest counts
+    try:
+        by_training = {evaluation.fingerprint: before for before, evaluation in predecessors(catalog, oldest_first)}
+    except (OSError, StoreError):
+        by_training = {}  # freed since the list was read
+    for number, evaluation in enumerate(evaluations):
+        older = (other for other in evaluations[number + 1 :] if _policies_differ(other, evaluation))
+        before = by_training.get(evaluation.fingerprint) or next(older, None)
+        if before is not None:
+            return label(before), label(evaluation)
+    return None
+
+
+def _policies_differ(older: Manifest, newer: Manifest) -> bool:
+    """Whether two evaluations are of other models and of the same tasks."""
+    models, tasks = (
+        [{record.digest for record in each.ingredients.inputs.get(name, [])} for each in (older, newer)]
+        for name in ("model", "tasks")
+    )
+    return models[0] != models[1] and tasks[0] == tasks[1] and bool(tasks[0])
+
+
+def sentence(after: str, before: str, contrast: Difference, greedy: bool) -> str:
+    """Whether one policy is better than another, by how much and how sure that is."""
+    points = f"{_signed(contrast.mean)} points of success {'greedily' if greedy else 'at temperature 1'}"
+    sure = f"95 % interval {_signed(contrast.low)} to {_signed(contrast.high)}"
+    sure += "" if contrast.p is None else f", McNemar {said_p(contrast.p)}"
+    told = f"{points} ({sure}) over {contrast.tasks:,} task{'' if contrast.tasks == 1 else 's'}"
+    changed = f"{contrast.gained:,} gained, {contrast.lost:,} lost"
+    if contrast.shown:
+        return f"{after} is {'better' if contrast.mean > 0 else 'worse'} than {before}: {told}; {changed}."
+    return f"{after} is not shown to be better or worse than {before}: {told}; {changed}."
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")

@@ -1,0 +1,144 @@
+"""One run: its stages, how far each came, why it stopped, and the command that does the rest."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.live_metrics import live_stages
+from agentrl.flows.viewer.query.artifacts import Artifacts, label
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.overview import RunLine
+from agentrl.flows.viewer.wire.training import RunAnswer, RunStage, StageProgress, StoppedRun
+from agentrl.pipelines.run.runs import Run, find_run
+from agentrl.pipelines.secrets import redacted
+from agentrl.schemas.manifest import Manifest
+
+STOPPED = ("failed", "killed", "cancelled")
+"""How a stage, or a run, may end before it is done."""
+LOG_LINES, LOG_BYTES = 20, 2**16
+
+
+def run_line(run: Run, catalog: Catalog) -> RunLine:
+    stage = stopped_at(run)
+    recorded = run["stages"].get(stage, {}) if stage else {}
+    return RunLine(
+        run_id=run["run_id"],
+        pipeline=str(run.get("pipeline", "")),
+        when=str(run.get("started_at", "")),
+        seconds=run.get("duration_s"),
+        state=run["state"],
+        failed_stage=stage,
+        cause=redacted(str(recorded.get("cause", "") or run.get("gone", ""))),
+        log_tail=log_tail(log_of(catalog, run["run_id"], stage)) if stage else "",
+        go_on=go_on(run),
+    )
+
+
+def stopped_at(run: Run) -> str | None:
+    """The stage at which a run stopped before it was done; None if there is none."""
+    stopped = {name: stage["status"] for name, stage in run["stages"].items() if stage["status"] in STOPPED}
+    return next((name for status in STOPPED for name, its in stopped.items() if its == status), None)
+
+
+def go_on(run: Run) -> str:
+    """The command that does the rest of a run that was stopped: the same one, since what is done is there. Empty if
+    the run is at work or nothing is left."""
+    return redacted(str(run.get("command", ""))) if run["state"] in STOPPED else ""
+
+
+def not_run_again(runs: Iterable[Run]) -> Iterator[StoppedRun]:
+    """Of ``runs``, newest first, those that failed or were killed and that no completed run of their pipeline follows.
+    What was cancelled was stopped by somebody who knows it."""
+    completed = set()
+    for run in runs:
+        pipeline = str(run.get("pipeline", ""))
+        if run["state"] == "completed":
+            completed.add(pipeline)
+        elif run["state"] in ("failed", "killed") and pipeline not in completed:
+            yield StoppedRun(run_id=run["run_id"], pipeline=pipeline, stage=stopped_at(run), state=run["state"])
+
+
+def progress_of(stage: Mapping[str, Any]) -> StageProgress | None:
+    """How far the record of a run says that a stage is; None if it does not say."""
+    try:
+        return StageProgress.model_validate(stage.get("progress"))
+    except ValidationError:
+        return None
+
+
+def run_answer(catalog: Catalog, artifacts: Artifacts, text: str) -> RunAnswer:
+    """A run by its id, the beginning of it, or ``last``. Raises RefusedError if there is none."""
+    try:
+        run = find_run(catalog, text)
+    except LookupError as error:
+        raise RefusedError(str(error.args[0]), field="run", status=404) from None
+    live = live_stages(catalog.storage, run["run_id"])
+    made = {name: artifacts.find(name, stage.get("fingerprint") or "") for name, stage in run["stages"].items()}
+    return RunAnswer(
+        run_id=run["run_id"],
+        pipeline=str(run.get("pipeline", "")),
+        state=run["state"],
+        command=redacted(str(run.get("command", ""))),
+        host=str(run.get("host", "")),
+        started=str(run.get("started_at", "")),
+        seconds=run.get("duration_s"),
+        gone=str(run.get("gone", "")),
+        go_on=go_on(run),
+        stages=[_stage(catalog, run, name, made[name], name in live) for name in run["stages"]],
+    )
+
+
+def _stage(catalog: Catalog, run: Run, name: str, made: Manifest | None, has_log: bool) -> RunStage:
+    stage = run["stages"][name]
+    status = stage["status"]
+    log = log_of(catalog, run["run_id"], name) if status in ("running", *STOPPED) else None
+    return RunStage(
+        stage=name,
+        uses=made.ingredients.uses if made else str(stage.get("uses", "")),
+        status=status,
+        artifact=label(made) if made else None,
+        reasons=[redacted(str(text)) for text in stage.get("reasons", [])],
+        cause=redacted(str(stage.get("cause", ""))),
+        warnings=[redacted(str(text)) for text in stage.get("warnings", [])],
+        started=str(stage.get("started_at", "")),
+        seconds=stage.get("duration_s"),
+        live=has_log and status == "running" and run["state"] == "running",
+        curves=has_log and status in STOPPED and made is None,
+        progress=progress_of(stage),
+        log=str(log) if log else "",
+        log_tail=log_tail(log),
+    )
+
+
+def log_of(catalog: Catalog, run_id: str, stage: str) -> Path | None:
+    """The file of a stage's log; None if there is none on this machine. It is looked up in the folder of logs: what a
+    record says of it is not believed, since a store may come from others."""
+    from agentrl.flows.session import logs_folder  # which imports all that runs stages
+
+    logs = logs_folder(catalog)
+    folder = _child(logs, run_id)
+    file = _child(folder, f"{stage}.log") if folder else None
+    if file is None or not file.resolve().is_relative_to(logs.resolve()) or not file.is_file():
+        return None
+    return file
+
+
+def log_tail(file: Path | None) -> str:
+    """The last lines of a log; empty if there is none."""
+    if file is None:
+        return ""
+    with file.open("rb") as source:
+        source.seek(max(0, file.stat().st_size - LOG_BYTES))
+        lines = source.read(LOG_BYTES).decode("utf-8", "replace").splitlines()
+    return redacted("\n".join(lines[-LOG_LINES:]))
+
+
+def _child(folder: Path, name: str) -> Path | None:
+    """The file or folder of this name that lies in a folder."""
+    try:
+        return next((child for child in folder.iterdir() if child.name == name), None)
+    except OSError:
+        return None

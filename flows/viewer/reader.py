@@ -1,5 +1,6 @@
 """What the viewer reads of one store, one method for each question. Nothing here writes."""
 
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from agentrl.flows.viewer.pages.replays import Replays
 from agentrl.flows.viewer.pages.run import run_answer
 from agentrl.flows.viewer.query import among, facets
 from agentrl.flows.viewer.query.artifacts import Artifacts, numbers
+from agentrl.flows.viewer.query.excerpts import with_excerpts
 from agentrl.flows.viewer.query.tables import TEXT, Recent, Snapshot, Tables, both, column_of, stream
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.buffer import Answers, Facets, Hit, Hits
@@ -92,8 +94,16 @@ class StoreReader:
         names = dict.fromkeys(["trajectory_id", *(column_of(name, "columns") for name in asked)])
         sorting = (page.filter, column_of(page.sort, "sort"), page.desc, page.offset, page.limit)
         table, total = snapshot.page(*sorting, list(names), part.mask if part else None)
+        words = snapshot.words(page.filter)
+        if words and table.num_rows:
+            ids = table["trajectory_id"].to_pylist()
+            messages = self.read(ids, ("trajectory_id", "messages"), snapshot)["messages"].to_pylist()
+            table = with_excerpts(table, messages, words)
         counts = {"x-total": total, "x-version": snapshot.version, "x-absent": part.absent if part else 0}
-        return stream(table), {name: str(count) for name, count in counts.items()} | {"x-columns": ",".join(SCALARS)}
+        return stream(table), {name: str(count) for name, count in counts.items()} | {
+            "x-columns": ",".join(SCALARS),
+            "x-words": json.dumps(words),
+        }
 
     def facets(self, question: Filtered) -> Facets:
         snapshot = self.tables.at(question.at)

@@ -6,7 +6,7 @@ import pytest
 from viewer_store import Browser, row
 
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.flows.viewer.query import tables
+from agentrl.flows.viewer.query import excerpts, tables
 from agentrl.schemas.trajectory import Message
 
 pytest.importorskip("tantivy")
@@ -28,6 +28,13 @@ def browser(tmp_path: Path) -> Browser:
         ("matches(messages, 'Ann') and matches(messages, 'gift')", 1),
         ("matches(messages, '\"gift card\" -Ann') or trajectory_id = 'matches(messages, ''Ann'')'", 1),
         ("matches(messages, 'Bob''s')", 1),
+        ("Ann", 2),
+        ('"gift card"', 1),
+        ("gift -Ann", 1),
+        ("gift and Ann and n_steps >= 0", 1),
+        ("n_steps between 0 and 9 and gift", 2),
+        ("refund for ann", 1),
+        ("zebra", 0),
     ],
 )
 def test_a_filter_finds_rows_by_their_words(browser: Browser, asked: str, total: int) -> None:
@@ -41,8 +48,9 @@ def test_a_filter_finds_rows_by_their_words(browser: Browser, asked: str, total:
         ("matches(messages, '\"x')", "lacks its closing"),
         ("matches(prompt, 'x')", "matches takes the column messages and one text"),
         ("matches(messages, read_csv('x'))", "matches takes the column messages and one text"),
-        ('"rows that match 0"', "there is no column 'rows that match 0'"),
+        ('"rows that match 0" = 1', "there is no column 'rows that match 0'"),
         (" or ".join(f"matches(messages, 'w{number}')" for number in range(9)), "at most 8 texts"),
+        ("sucess", "did you mean 'success'?; to search for the word, write matches(messages, 'sucess')"),
         ("x" * 5000, "at most 4,000"),
     ],
 )
@@ -64,3 +72,31 @@ def test_rows_that_would_take_long_to_read_are_left_to_the_command(
 def test_a_filter_of_words_is_a_rule_of_curation(browser: Browser) -> None:
     rule = browser.json("/api/rule", filter="matches(messages, 'gift -Ann')")
     assert any("matches(messages, 'gift -Ann')" in str(value) for value in rule.values())
+
+
+def test_rows_say_where_the_words_stand(browser: Browser) -> None:
+    answer = browser.ask("/api/rows", filter="ann and gift")
+    assert answer.headers["x-words"] == '["ann", "gift"]'
+    rows = browser.arrow("/api/rows", filter="ann and gift", columns="env")
+    assert rows["match"].to_pylist() == ["user: the gift of Ann"]
+    assert rows["match_message"].to_pylist() == [0]
+    assert "match" not in browser.arrow("/api/rows", filter="n_steps >= 0").column_names
+
+
+def test_an_excerpt_is_found_whole_in_any_case_and_cut() -> None:
+    pattern = excerpts.pattern_of(["gift card", "ann"])
+    call = {"name": "give", "arguments": '{"to": "ANN"}'}
+    said_by_a_tool = {
+        "role": "tool",
+        "content": "x" * 90 + " Gift-Card " + "y" * 300,
+        "reasoning": None,
+        "tool_calls": [],
+    }
+    calling = {"role": "assistant", "content": "", "reasoning": "Annual", "tool_calls": [call]}
+    assert excerpts.excerpt([calling], pattern) == ('assistant: give {"to": "ANN"}', 0)
+    text, number = excerpts.excerpt([{**calling, "tool_calls": []}, said_by_a_tool], pattern) or ("", -1)
+    assert number == 1
+    assert text.startswith("tool: …")
+    assert " Gift-Card " in text
+    assert text.endswith("…")
+    assert excerpts.excerpt([{**calling, "tool_calls": []}], pattern) is None

@@ -33,7 +33,7 @@ def save(reader: "StoreReader", question: SaveQuery) -> SavedSelection:
     """Save the rows that a page shows, or those with ``ids`` among them. Raises RefusedError if there are none, if an
     id is unknown, or if the name stands for something else."""
     snapshot = reader.tables.at(question.at)
-    where = question.filter.strip()
+    where = filters.spelled_out(question.filter.strip(), COLUMNS)
     if where:
         _same_in_queries(snapshot, where)
     part = reader.part(question, snapshot)
@@ -66,7 +66,7 @@ def rule(reader: "StoreReader", question: Filtered) -> RuleText:
         if getattr(question, name):
             reason = f"a rule is a filter alone, and cannot hold {name!r}"
             raise RefusedError(reason, field=name, following="save the rows by a name instead")
-    where = question.filter.strip()
+    where = filters.spelled_out(question.filter.strip(), COLUMNS)
     if not where:
         raise RefusedError("there is no filter to copy as a rule", field="filter", following="write a filter first")
     snapshot = reader.tables.at(question.at)

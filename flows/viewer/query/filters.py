@@ -8,7 +8,7 @@ before Polars sees the filter.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import polars as pl
 from polars.exceptions import PanicException, PolarsError
@@ -118,11 +118,55 @@ def expression(text: str, schema: pl.Schema) -> tuple[pl.Expr, list[str]]:
     return parsed, names
 
 
+def spelled_out(text: str, schema: pl.Schema) -> str:
+    """The filter with ``matches(messages, '...')`` in place of bare words: of its parts, which `and` joins, those that
+    hold no operator, no bracket, no text and no column are words to search for. What nearly is a column stays as it is,
+    so that the error can say which one was meant."""
+    if len(text) > MAX_CHARACTERS:
+        return text
+    pieces, changed, start = [], False, 0
+    for end, after in _ands(text):
+        part = text[start:end].strip()
+        bare = _is_bare(part, schema)
+        changed = changed or bare
+        pieces.append(f"matches(messages, {quoted(part)})" if bare else part)
+        start = after
+    return " and ".join(pieces) if changed else text
+
+
+def _ands(text: str) -> Iterator[tuple[int, int]]:
+    """Where each part of an expression ends and the next one begins: at `and` outside of brackets and of BETWEEN."""
+    depth, between = 0, False
+    for kind, value, end in tokens(text):
+        word = value.lower() if kind == "word" else ""
+        depth += {"(": 1, ")": -1}.get(value, 0)
+        if word == "and" and depth == 0 and not between:
+            yield end - len(value), end
+        between = word == "between" or (between and word != "and")
+    yield len(text), len(text)
+
+
+def _is_bare(part: str, schema: pl.Schema) -> bool:
+    """Whether a part of a filter holds words alone."""
+    if not any(map(str.isalnum, part)) or _SIGNS.search(part):
+        return False
+    names = [value.strip('"') for kind, value, _ in tokens(part) if kind in ("word", "name")]
+    first = part.split(maxsplit=1)[0].lower()
+    if first in ("not", "case") or part.lower() in ("true", "false", "null") or any(name in schema for name in names):
+        return False
+    return part != "".join(names) or not nearest(part, schema.names(), 1, 0.8)
+
+
+_SIGNS = re.compile(r"[=<>()']")
+"""What an expression has and words have not."""
+
+
 def with_words(text: str, schema: pl.Schema) -> tuple[pl.Expr, list[str], dict[str, str]]:
-    """The same for a filter that asks for words by ``matches(messages, '...')``: a column of true and false stands for
-    each text, and the last answer says which, column -> text."""
+    """The same for a filter that asks for words, bare ones or by ``matches(messages, '...')``: a column of true and
+    false stands for each text, and the last answer says which, column -> text."""
     if len(text) > MAX_CHARACTERS:
         check(text)
+    text = spelled_out(text, schema)
     try:
         plain, texts = matches.replaced(text, lambda table, number: f'"{matches.PREFIX}{number}"')
         for asked in texts:
@@ -139,8 +183,10 @@ def with_words(text: str, schema: pl.Schema) -> tuple[pl.Expr, list[str], dict[s
 def _unknown(name: str, schema: pl.Schema) -> RefusedError:
     near = nearest(name, schema.names(), 1, 0.7)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    quoted = "; a text stands in single quotes" if not near else ""
-    return bad(f"there is no column {name!r}{hint}{quoted}", allowed=schema.names())
+    more = "; a text stands in single quotes"
+    if near:
+        more = f"; to search for the word, write matches(messages, {quoted(name)})" if name.isalnum() else ""
+    return bad(f"there is no column {name!r}{hint}{more}", allowed=schema.names())
 
 
 def first_line(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import NoBufferError, StoreError
 from agentrl.datastore.read.matches import Find
 from agentrl.datastore.read.scalars import SCHEMA
+from agentrl.datastore.search.words import parsed
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.query import filters
 from agentrl.flows.viewer.refused import RefusedError
@@ -111,6 +112,12 @@ class Snapshot:
         or takes too long."""
         text = text.strip()
         return self._masks.get_or(text, lambda: self._matching(text)) if text else None
+
+    def words(self, text: str) -> list[str]:
+        """The words and phrases that rows in a filter hold because it asks for them. Raises RefusedError if the filter
+        is wrong."""
+        asked = filters.with_words(text, COLUMNS)[2] if text.strip() else {}
+        return list(dict.fromkeys(word for question in asked.values() for word in parsed(question).wanted))
 
     def _matching(self, text: str) -> np.ndarray:
         chosen, names, asked = filters.with_words(text, COLUMNS)

@@ -45,7 +45,9 @@ export function BufferPage() {
   }, [latest, rows.busy]);
   const id = source?.row(current)?.("trajectory_id");
   const step = (/** @type {number} */ by) => source && setCurrent(Math.max(0, Math.min(source.total - 1, current + by)));
-  const open = () => id && go(rowAddress(id, { at }));
+  const words = source?.words ?? [];
+  const found = words.length ? words.join("\n") : null; // the row marks them too
+  const open = () => id && go(rowAddress(id, { at, found, m: source?.row(current)?.("match_message") }));
   useKeys({
     j: { does: "next row", run: () => step(1) },
     k: { does: "previous row", run: () => step(-1) },
@@ -57,7 +59,7 @@ export function BufferPage() {
     "/": { does: "write a filter", run: () => box.current?.focus() },
   });
   const columns = cols ? cols.split(",") : COLUMNS;
-  const known = source?.columns.length ? [...(q ? ["score"] : []), ...columns.filter((column) => source.columns.includes(column))] : columns;
+  const known = source?.columns.length ? [...(q ? ["score"] : []), ...(words.length ? ["trajectory_id", "match"] : []), ...columns.filter((column) => !words.length || column !== "trajectory_id").filter((column) => source.columns.includes(column))] : columns;
   const setFilter = (/** @type {string} */ text) => show({ filter: text });
   const sortBy = (/** @type {string} */ column) => show(sort !== column ? { sort: column, desc: false } : desc === "true" ? { sort: null, desc: null } : { desc: true });
   return html`<div class="buffer">
@@ -75,7 +77,7 @@ export function BufferPage() {
         ${source && html`<${Saving} shown=${{ filter, at: source.version, among, rule }} total=${q ? null : source.total} />`}
         ${source && html`<${Columns} all=${source.columns.filter((name) => name !== "score")} chosen=${columns} />`}
       </div>
-      ${source && source.total > 0 && html`<${Table} rows=${source} columns=${known} sort=${query.sort} desc=${query.desc} sortBy=${sortBy} current=${current} setCurrent=${setCurrent} selected=${selected.value} at=${at} />`}
+      ${source && source.total > 0 && html`<${Table} rows=${source} columns=${known} sort=${query.sort} desc=${query.desc} sortBy=${sortBy} current=${current} setCurrent=${setCurrent} selected=${selected.value} at=${at} words=${words} />`}
       ${source && source.total === 0 && !rows.busy && html`<${Nothing} filter=${filter} q=${q} />`}
     </div>
   </div>`;
@@ -126,7 +128,7 @@ function Bar({ box, filter, q, problem, busy }) {
   const search = (/** @type {Event} */ event) => show({ q: /** @type {HTMLInputElement} */ (event.target).value.trim() });
   return html`<div class="query">
     <label for="filter">filter</label>
-    <input id="filter" ref=${box} class="mono" value=${text} spellcheck=${false} autocomplete="off" placeholder=${store ? "success and n_tool_calls > 2" : 'words, as in: gift "card of Ann"'} aria-invalid=${problem ? "true" : "false"}
+    <input id="filter" ref=${box} class="mono" value=${text} spellcheck=${false} autocomplete="off" placeholder=${store ? 'success and n_tool_calls > 2, or words: gift "card of Ann"' : 'words, as in: gift "card of Ann"'} aria-invalid=${problem ? "true" : "false"}
       aria-describedby="filter-problem" onInput=${(/** @type {Event} */ event) => typed(/** @type {HTMLInputElement} */ (event.target).value)} />
     ${filter && html`<button onClick=${() => show({ filter: null })}>clear</button>`}
     <label for="search">search</label>

@@ -53,6 +53,8 @@ export class Rows {
     this.columns = [];
     this.total = 0;
     this.absent = 0; // rows of an artifact that this version of the buffer does not have
+    /** What the filter searches for. @type {string[]} */
+    this.words = [];
     /** @type {string | undefined} */
     this.version = query.at;
     this.changed = signal(0);
@@ -80,6 +82,7 @@ export class Rows {
       this.pages.set(page, table);
       this.columns = all(headers);
       this.total = Number(headers.get("X-Total"));
+      this.words = JSON.parse(headers.get("X-Words") ?? "[]");
       this.absent = Number(headers.get("X-Absent"));
       this.version ??= headers.get("X-Version") ?? undefined;
       this.changed.value++;
@@ -142,6 +145,8 @@ export class Found {
     this.absent = 0;
     /** @type {string[]} */
     this.columns = [];
+    /** @type {string[]} */
+    this.words = [];
     this.changed = signal(0);
     this.said = new LastWords(query.at);
     this.problem = null;

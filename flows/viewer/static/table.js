@@ -1,9 +1,10 @@
 // A table of any length: rows have one height, and only those in view are in the document.
 import { decimal, time } from "./format.js";
 import { go, rowAddress } from "./location.js";
+import { marked, patternOf } from "./matches.js";
 import { Problem } from "./problem.js";
 import { visible } from "./text.js";
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./ui.js";
 
 /** @typedef {import("./rows.js").Rows | import("./rows.js").Found} Source */
 
@@ -11,7 +12,7 @@ const HEIGHT = 24;
 const TALLEST = 15_000_000; // browsers draw no taller element; beyond it, scrolling moves by more than a row a pixel
 
 /** @type {Record<string, number>} */
-const WIDTHS = { trajectory_id: 184, prompt: 360, answer: 260, success: 64, reward: 72, policy: 120, stage: 110, task_id: 168, created_at: 148, tags: 120, termination: 92, env: 72, split: 88, run_id: 168 };
+const WIDTHS = { trajectory_id: 184, match: 480, prompt: 360, answer: 260, success: 64, reward: 72, policy: 120, stage: 110, task_id: 168, created_at: 148, tags: 120, termination: 92, env: 72, split: 88, run_id: 168 };
 
 const NAMES = /** @type {Record<string, string>} */ ({ prompt: "question" });
 const IDS = ["trajectory_id", "task_id", "run_id", "group_id", "episode_id", "parent_id"];
@@ -22,10 +23,11 @@ const width = (column) => (innerWidth < 600 && (column === "prompt" || column ==
 /**
  * @param {{
  *   rows: Source, columns: string[], sort: string, desc: boolean, sortBy: (column: string) => void,
- *   current: number, setCurrent: (index: number) => void, selected: Set<string>, at: string | undefined,
+ *   current: number, setCurrent: (index: number) => void, selected: Set<string>, at: string | undefined, words: string[],
  * }} props
  */
-export function Table({ rows, columns, sort, desc, sortBy, current, setCurrent, selected, at }) {
+export function Table({ rows, columns, sort, desc, sortBy, current, setCurrent, selected, at, words }) {
+  const pattern = useMemo(() => patternOf(words), [words.join("\n")]);
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const [scroll, setScroll] = useState(0);
   const [room, setRoom] = useState(600);
@@ -65,7 +67,7 @@ export function Table({ rows, columns, sort, desc, sortBy, current, setCurrent, 
       style=${{ "--columns": template }} onScroll=${() => setScroll(/** @type {HTMLElement} */ (box.current).scrollTop)}>
     <div class="head line" role="row" aria-rowindex="1">
       <div role="columnheader" aria-label="selected">x</div>
-      ${columns.map((column) => column === "answer" || column === "score" ? html`<div role="columnheader" class=${column === "score" ? "number" : "soft"}>${column}</div>` : html`<div role="columnheader" class=${numbers.has(column) ? "number" : ""} aria-sort=${sort !== column ? "none" : desc ? "descending" : "ascending"}>
+      ${columns.map((column) => ["answer", "match", "score"].includes(column) ? html`<div role="columnheader" class=${column === "score" ? "number" : "soft"}>${column}</div>` : html`<div role="columnheader" class=${numbers.has(column) ? "number" : ""} aria-sort=${sort !== column ? "none" : desc ? "descending" : "ascending"}>
         <button title=${column} onClick=${() => sortBy(column)}>${NAMES[column] ?? column}${sort !== column ? "" : desc ? " ↓" : " ↑"}</button></div>`)}
     </div>
     <div class="tall" role="presentation" style=${{ height: `${Math.min(tall, TALLEST)}px` }}>
@@ -74,9 +76,9 @@ export function Table({ rows, columns, sort, desc, sortBy, current, setCurrent, 
           const row = rows.row(index);
           const id = row?.("trajectory_id");
           return html`<div key=${index} id=${`row-${index}`} role="row" aria-rowindex=${index + 2} aria-selected=${selected.has(id) ? "true" : "false"}
-              class=${`line${index === current ? " current" : ""}`} onClick=${() => setCurrent(index)} onDblClick=${() => id && go(rowAddress(id, { at }))}>
+              class=${`line${index === current ? " current" : ""}`} onClick=${() => setCurrent(index)} onDblClick=${() => id && go(rowAddress(id, { at, ...(words.length ? { found: words.join("\n"), m: row?.("match_message") } : {}) }))}>
             <div role="gridcell">${selected.has(id) ? "●" : ""}</div>
-            ${columns.map((column) => html`<${Cell} column=${column} value=${column === "answer" ? rows.said.known.get(id) : row?.(column)} at=${at} ready=${row !== null} />`)}
+            ${columns.map((column) => html`<${Cell} column=${column} value=${column === "answer" ? rows.said.known.get(id) : row?.(column)} at=${at} ready=${row !== null} pattern=${pattern} more=${words.length ? { found: words.join("\n"), m: row?.("match_message") } : {}} />`)}
           </div>`;
         })}
       </div>
@@ -87,16 +89,16 @@ export function Table({ rows, columns, sort, desc, sortBy, current, setCurrent, 
 /** A name that is too long for its column loses its middle: ends tell names apart. @param {{text: string}} props */
 const Name = ({ text }) => html`<span>${text.slice(0, -12)}</span><span>${text.slice(-12)}</span>`;
 
-/** @param {{column: string, value: any, at: string | undefined, ready: boolean}} props */
-function Cell({ column, value, at, ready }) {
+/** @param {{column: string, value: any, at: string | undefined, ready: boolean, pattern: RegExp | null, more: object}} props `more` goes to the page of the row */
+function Cell({ column, value, at, ready, pattern, more }) {
   if (!ready) return html`<div role="gridcell" class="soft">…</div>`;
-  if (column === "trajectory_id") return html`<div role="gridcell" title=${visible(value)}><a class="name" tabindex="-1" href=${rowAddress(value, { at })}><${Name} text=${visible(value)} /></a></div>`;
+  if (column === "trajectory_id") return html`<div role="gridcell" title=${visible(value)}><a class="name" tabindex="-1" href=${rowAddress(value, { at, ...more })}><${Name} text=${visible(value)} /></a></div>`;
   if (column === "answer" && !value) return html`<div role="gridcell" class="soft">${value === "" ? "–" : "…"}</div>`;
   if (value === null || value === undefined) return html`<div role="gridcell" class="soft">–</div>`;
   if (typeof value === "boolean") return html`<div role="gridcell" class=${value ? "good" : "bad"}>${value ? "✓ yes" : "✗ no"}</div>`;
   if (column === "created_at") return html`<div role="gridcell">${time(value)}</div>`;
   if (typeof value === "number") return html`<div role="gridcell" class="number">${decimal(value)}</div>`;
   if (IDS.includes(column)) return html`<div role="gridcell" title=${visible(value)}><span class="name"><${Name} text=${visible(value)} /></span></div>`;
-  const text = visible(Array.isArray(value) ? value.join(", ") : String(value));
-  return html`<div role="gridcell" title=${text}>${text}</div>`;
+  const text = Array.isArray(value) ? value.join(", ") : String(value);
+  return html`<div role="gridcell" title=${visible(text)}>${marked(text, pattern)}</div>`;
 }

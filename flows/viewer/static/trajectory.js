@@ -9,6 +9,7 @@ import { copy, say, useKeys } from "./keys.js";
 import { LENSES, lacking, spoken } from "./lenses.js";
 import { Ribbon } from "./lineage.js";
 import { address, change, go, place, rowAddress, version } from "./location.js";
+import { useMarks } from "./matches.js";
 import { Minimap } from "./minimap.js";
 import { Painter } from "./painter.js";
 import { Problem } from "./problem.js";
@@ -41,7 +42,8 @@ export function TrajectoryPage({ id }) {
 
 /** @param {{id: string, row: Row, tokens: Tokens}} props */
 function Trajectory({ id, row, tokens }) {
-  const { at, lens: wanted, t, m, template } = place.value.params;
+  const { at, lens: wanted, t, m, template, found } = place.value.params;
+  useMarks(".conversation", found ? found.split("\n") : []);
   const usable = LENSES.filter((one) => !lacking(one, tokens));
   const lens = usable.find((one) => one.id === wanted) ?? (t !== undefined && !wanted ? usable[0] : null) ?? null;
   const whole = template === "shown";

@@ -10,7 +10,9 @@ from agentrl.flows.viewer.wire import Answer
 # all, which X-Columns lists. What is not asked for is not read. Texts are cut after 300 characters.
 # Types: utf8, int32, float64, bool, timestamp[ms, UTC]. Default: sort=created_at, desc=true, offset=0, limit=100 (at
 # most 1000). ``among`` (STAGE/FINGERPRINT) leaves the rows that an artifact chose, and with ``rule`` those that this
-# rule dropped; X-Absent counts those of them that this version of the buffer does not have.
+# rule dropped. If the filter asks for words, X-Words is a JSON list of them, and each row has match (utf8: the text
+# around the first of them, null where nothing is spelled like them) and match_message (int32). X-Absent counts those of
+# the rows of an artifact that this version of the buffer does not have.
 
 # GET /api/facets?filter=&at=&among=&rule=
 

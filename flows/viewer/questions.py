@@ -90,6 +90,12 @@ def _exported(reader: "StoreReader", request: Request, question: Filtered) -> Re
     return Response(body, headers=headers, media_type="application/octet-stream")
 
 
+def _calls(reader: "StoreReader", request: Request, question: Filtered) -> Response:
+    from agentrl.flows.viewer.pages.calls import calls
+
+    return _json(calls(reader, question))
+
+
 def _rule(reader: "StoreReader", request: Request, question: Filtered) -> Response:
     from agentrl.flows.viewer.pages.saving import rule
 
@@ -254,6 +260,7 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/answers", SomeRows, _answers),
     ("/api/facets", Filtered, _facets),
     ("/api/export", Filtered, _exported),
+    ("/api/calls", Filtered, _calls),
     ("/api/rule", Filtered, _rule),
     ("/api/search", SearchQuery, _search),
     ("/api/rows/{id:path}/messages/{number:int}", MessageQuery, _message),  # ids of imports may hold slashes

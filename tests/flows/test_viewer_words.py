@@ -50,7 +50,7 @@ def test_a_filter_finds_rows_by_their_words(browser: Browser, asked: str, total:
         ("matches(messages, read_csv('x'))", "matches takes the column messages and one text"),
         ('"rows that match 0" = 1', "there is no column 'rows that match 0'"),
         (" or ".join(f"matches(messages, 'w{number}')" for number in range(9)), "at most 8 texts"),
-        ("sucess", "did you mean 'success'?; to search for the word, write matches(messages, 'sucess')"),
+        ("sucess", "did you mean 'success'? To search for the word, write matches(messages, 'sucess')"),
         ("x" * 5000, "at most 4,000"),
     ],
 )

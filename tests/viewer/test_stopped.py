@@ -103,8 +103,8 @@ def wait_for(true: Any, seconds: float) -> None:
 def test_the_graph_fits_the_page_also_after_a_what_if(seen: Watched, width: int) -> None:
     page = seen.page
     page.set_viewport_size({"width": width, "height": 900})
-    seen.open("/?set=grpo.samples%3D2", ".urgent .run")
-    until(page, "document.querySelectorAll('.box.run').length >= 4")
+    seen.open("/?set=grpo.samples%3D2", ".graph .box")
+    until(page, "document.querySelectorAll('.box.run').length >= 4", 120)  # a plan takes seconds of a whole core
     out = """[...document.querySelectorAll('.box')].filter((box) => {
       const { left, right } = box.getBoundingClientRect();
       return left < 0 || right > innerWidth;

@@ -43,14 +43,13 @@ def _seen(artifacts: Artifacts, manifest: Manifest, snapshot: Snapshot, row: dic
         yield learned
     elif made:
         yield from _left_out(artifacts, manifest, name)
-    if made:
-        return
-    was_given = _holds(selections.given(artifacts, manifest), name)
-    dropped = selections.dropped(artifacts, manifest, snapshot) if _selects(manifest) else None
+    was_given = not made and _holds(selections.given(artifacts, manifest), name)
+    drops = "dropped" in manifest.outputs or (not made and _selects(manifest))
+    dropped = selections.dropped(artifacts, manifest, snapshot) if drops else None
     rules = [] if dropped is None else dropped.filter(pl.col("trajectory_id") == name)["rule"].to_list()
     if rules:
         yield _event(manifest, "dropped", "; ".join(rules))
-    elif _selects(manifest) and _holds(selections.chosen(artifacts, manifest), name):
+    elif not made and _selects(manifest) and _holds(selections.chosen(artifacts, manifest), name):
         yield _event(manifest, "kept")
     elif was_given and not learned:
         yield from _read(artifacts, manifest, name)

@@ -148,7 +148,7 @@ def _ands(text: str) -> Iterator[tuple[int, int]]:
 
 def _is_bare(part: str, schema: pl.Schema) -> bool:
     """Whether a part of a filter holds words alone."""
-    if not any(map(str.isalnum, part)) or _SIGNS.search(part):
+    if not any(map(str.isalnum, part)) or _OF_EXPRESSIONS.search(part):
         return False
     names = [value.strip('"') for kind, value, _ in tokens(part) if kind in ("word", "name")]
     first = part.split(maxsplit=1)[0].lower()
@@ -157,7 +157,7 @@ def _is_bare(part: str, schema: pl.Schema) -> bool:
     return part != "".join(names) or not nearest(part, schema.names(), 1, 0.8)
 
 
-_SIGNS = re.compile(r"[=<>()']")
+_OF_EXPRESSIONS = re.compile(r"[=<>()']|\bis\s+(not\s+)?null\b", re.IGNORECASE)
 """What an expression has and words have not."""
 
 
@@ -185,7 +185,7 @@ def _unknown(name: str, schema: pl.Schema) -> RefusedError:
     hint = f"; did you mean {near[0]!r}?" if near else ""
     more = "; a text stands in single quotes"
     if near:
-        more = f"; to search for the word, write matches(messages, {quoted(name)})" if name.isalnum() else ""
+        more = f" To search for the word, write matches(messages, {quoted(name)})" if name.isalnum() else ""
     return bad(f"there is no column {name!r}{hint}{more}", allowed=schema.names())
 
 

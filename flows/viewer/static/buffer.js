@@ -38,6 +38,11 @@ export function BufferPage() {
   useEffect(() => () => rows.value?.close(), [rows.value]);
   useEffect(() => void (version.value = rows.value?.version ?? null), [rows.value]);
   const box = useRef(/** @type {HTMLInputElement | null} */ (null));
+  useEffect(() => {
+    if (place.peek().params.focus !== "filter") return;
+    change({ focus: null });
+    box.current?.focus();
+  }, []);
   const source = rows.value;
   const latest = useNewest(at !== undefined || q !== "" ? null : (source?.version ?? "-1"));
   useEffect(() => {

@@ -7,6 +7,7 @@ const RunPage = later(() => import("./run.js"), "RunPage");
 const PAGES = [
   ["/", "overview", later(() => import("./overview.js"), "OverviewPage")],
   ["/buffer", "buffer", later(() => import("./buffer.js"), "BufferPage")],
+  ["/calls", "calls", later(() => import("./calls.js"), "CallsPage")],
   ["/evaluation", "evaluations", later(() => import("./evaluation.js"), "EvaluationPage")],
   ["/task", "", later(() => import("./task.js"), "TaskPage")],
   ["/pair", "pairs", later(() => import("./pair.js"), "PairPage")],

@@ -25,7 +25,7 @@ export function OverviewPage() {
   useUnfinished(value, value?.planning, () => askAgain(asked + 1));
   useEffect(() => void (version.value = null), []);
   const found = useWhatIf(value?.pipeline);
-  useKeys({ w: { does: "what would run with another setting", run: () => document.getElementById("what-if")?.focus() }, b: { does: "the buffer", run: () => go("/buffer") } });
+  useKeys({ w: { does: "what would run with another setting", run: () => document.getElementById("what-if")?.focus() }, b: { does: "the buffer", run: () => go("/buffer") }, "/": { does: "find words in the rows, or filter them", run: () => go(address("/buffer", { focus: "filter" })) } });
   if (problem && !value) return html`<${Problem} problem=${problem} />`;
   if (!value) return html`<p class="soft waiting">reading the store …</p>`;
   const { results, gains, runs, pipelines, rows } = value;

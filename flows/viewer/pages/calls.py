@@ -1,0 +1,80 @@
+"""Which calls of tools failed: by tool, and the failed ones of the newest rows, each with its message."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentrl.flows.viewer.pages.trajectory import failed
+from agentrl.flows.viewer.query.tables import both
+from agentrl.flows.viewer.wire.calls import CallsByTool, FailedCall, ToolCalls
+
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import Filtered
+
+ROWS = 2000
+"""The newest rows with calls whose messages are read."""
+SHOWN = 200
+"""Failed calls that are listed."""
+TEXT = 300
+"""Characters of arguments and answers."""
+
+
+def calls(reader: "StoreReader", question: "Filtered") -> CallsByTool:
+    """The calls of the rows in a filter."""
+    snapshot = reader.tables.at(question.at)
+    part = reader.part(question, snapshot)
+    calling = snapshot.columns(["n_tool_calls"])["n_tool_calls"].gt(0).to_numpy()
+    numbers = snapshot.chosen(question.filter, "created_at", True, both(calling, part.mask if part else None))
+    ids = snapshot.columns(["trajectory_id"])["trajectory_id"][numbers[:ROWS]].to_list()
+    rows = reader.read(ids, ("trajectory_id", "n_tool_errors", "messages"), snapshot).to_pylist() if ids else []
+    tools: dict[str, Counter[str]] = {}
+    listed: list[FailedCall] = []
+    for row in rows:
+        _count(tools, listed, row)
+    by_errors = sorted(tools.items(), key=lambda item: (-item[1]["failed"], -item[1]["calls"], item[0]))
+    return CallsByTool(
+        version=snapshot.version,
+        rows=len(numbers),
+        looked_at=len(rows),
+        unknown=sum(row["n_tool_errors"] for row in rows) - sum(counts["failed"] for counts in tools.values()),
+        tools=[ToolCalls(name=name, **{kind: counts[kind] for kind in _KINDS}) for name, counts in by_errors],
+        failed=listed[:SHOWN],
+    )
+
+
+_KINDS = ("calls", "answered", "failed", "rows")
+
+
+def _count(tools: dict[str, Counter[str]], listed: list[FailedCall], row: Mapping[str, Any]) -> None:
+    """Add the calls of a row to those of their tools, and its failed ones to the list."""
+    messages = row["messages"]
+    errors = failed(messages, row["n_tool_errors"])
+    called: dict[str, Mapping[str, Any]] = {}
+    own: set[str] = set()
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant":
+            called = {call["id"]: call for call in message["tool_calls"]}  # ids may come again in a later step
+            for call in message["tool_calls"]:
+                tools.setdefault(call["name"], Counter())["calls"] += 1
+                own.add(call["name"])
+        elif message["role"] == "tool":
+            call = called.get(message["tool_call_id"]) or {"name": message["name"] or "", "arguments": ""}
+            counts = tools.setdefault(call["name"], Counter())
+            own.add(call["name"])
+            counts["answered"] += 1
+            if number in errors:
+                counts["failed"] += 1
+                listed.append(_failed_call(row["trajectory_id"], number, call, message))
+    for name in own:
+        tools[name]["rows"] += 1
+
+
+def _failed_call(row_id: str, number: int, call: Mapping[str, Any], answer: Mapping[str, Any]) -> FailedCall:
+    return FailedCall(
+        trajectory_id=row_id,
+        message=number,
+        tool=call["name"],
+        arguments=call["arguments"][:TEXT],
+        answer=answer["content"][:TEXT],
+    )

@@ -5,11 +5,11 @@ import numpy as np
 
 from agentrl.datastore.curation.sketches import VALUES, similarity
 
-CROWDED = 64
+CROWDED = 32
 """Rows of a bucket of which all pairs are estimated. In a larger one each row is estimated against the LEADERS that
 rank best, and against the NEIGHBOURS on either side of it in the order of the sketches' values."""
-LEADERS = 32
-NEIGHBOURS = 8
+LEADERS = 16
+NEIGHBOURS = 4
 ORDERED = 24
 """Values of a sketch by which the rows of a crowded bucket are ordered, twice: from the first value, and the middle."""
 COMPARED = 8
@@ -30,7 +30,7 @@ def bucket_pairs(keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
     The lower a row's number, the better it is. Rows of large buckets come by :func:`crowd` instead."""
     first, ends = buckets(keys)
     sizes = ends - first
-    pairs = [np.empty((0, 2), np.uint32)]
+    pairs = [np.empty((0, 2), rows.dtype)]
     for size in np.unique(sizes[(sizes > 1) & (sizes <= CROWDED)]).tolist():
         members = np.sort(rows[first[sizes == size][:, None] + np.arange(size)], 1)
         worse, better = np.tril_indices(size, -1)
@@ -44,14 +44,14 @@ def buckets(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([[0], edges])[: len(keys)], np.concatenate([edges, [len(keys)]])[-len(edges) - 1 :]
 
 
-def crowd(members: np.ndarray, start: int, end: int, sketched: np.ndarray) -> np.ndarray:
+def crowd(members: np.ndarray, start: int, end: int, marks: np.ndarray) -> np.ndarray:
     """Pairs of the rows ``start`` to ``end`` of a crowded bucket, [pairs, 2] as above. ``members`` are the numbers of
-    all its rows, sorted, and ``sketched`` the sketches of these [end - start, VALUES]."""
+    all its rows, sorted, and ``marks`` the low bytes of their sketches [end - start, VALUES]."""
     some = members[start:end]
     leaders, led = np.meshgrid(members[:LEADERS], some)
     pairs = [np.column_stack([led[led > leaders], leaders[led > leaders]])]
     for column in (0, VALUES // 2):  # rows that are apart in one order may be neighbours in the other
-        ordered = some[np.lexsort((some, *sketched.T[column : column + ORDERED][::-1]))]
+        ordered = some[np.lexsort((some, *marks.T[column : column + ORDERED][::-1]))]
         for distance in range(1, NEIGHBOURS + 1):
             both = np.column_stack([ordered[distance:], ordered[:-distance]])
             pairs.append(np.column_stack([both.max(1), both.min(1)]))
@@ -62,7 +62,7 @@ def worth_it(pairs: np.ndarray, threshold: float) -> np.ndarray:
     """Of ``PAIR`` records [pairs] those to compare, each once, sorted by row: for each row those COMPARED of the
     highest estimates, and the best row of those whose estimate is at the threshold."""
     pairs = each_once(pairs)
-    closest = np.lexsort((pairs["better"], -pairs["equal"].astype(np.int16), pairs["row"]))
+    closest = np.argsort((pairs["row"].astype(np.uint64) << np.uint64(8)) + (VALUES - pairs["equal"]), kind="stable")
     rank = np.empty(len(pairs), np.int64)
     starts, ends = buckets(pairs["row"])
     rank[closest] = np.arange(len(pairs)) - np.repeat(starts, ends - starts)
@@ -75,16 +75,15 @@ def worth_it(pairs: np.ndarray, threshold: float) -> np.ndarray:
 
 def each_once(pairs: np.ndarray) -> np.ndarray:
     """``PAIR`` records sorted by row and better row, each once."""
-    pairs = pairs[np.lexsort((pairs["better"], pairs["row"]))]
-    new = np.ones(len(pairs), bool)
-    new[1:] = (pairs["row"][1:] != pairs["row"][:-1]) | (pairs["better"][1:] != pairs["better"][:-1])
-    return pairs[new]
+    both = (pairs["row"].astype(np.uint64) << np.uint64(32)) + pairs["better"]
+    _, first = np.unique(both, return_index=True)
+    return pairs[first]
 
 
-def estimated(pairs: np.ndarray, sketched: np.ndarray, at: np.ndarray, least: int) -> np.ndarray:
-    """``PAIR`` records of pairs [pairs, 2] whose estimates are not below ``least``. ``sketched`` are the sketches of
-    the rows ``at``, which is sorted."""
-    equal = similarity(sketched, np.searchsorted(at, pairs[:, 0]), np.searchsorted(at, pairs[:, 1]))
+def estimated(pairs: np.ndarray, marks: np.ndarray, least: int) -> np.ndarray:
+    """``PAIR`` records of pairs [pairs, 2] whose estimates are not below ``least``. ``marks`` are the low bytes of the
+    sketches of all rows that pairs name."""
+    equal = similarity(marks, pairs[:, 0], pairs[:, 1])
     near = equal >= least
     records = np.empty(int(near.sum()), PAIR)
     records["row"], records["better"], records["equal"] = pairs[near, 0], pairs[near, 1], equal[near]

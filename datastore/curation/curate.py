@@ -306,6 +306,7 @@ _APPLY: dict[str, Callable[..., pl.DataFrame]] = {
     "keep": _keep,
     "exact_duplicates": divided.exact_duplicates,
     "near_duplicates": divided.near_duplicates,
+    "semantic_duplicates": divided.semantic_duplicates,
     "valid_calls": divided.valid_calls,
     "secrets": _secrets,
     "decontaminate": divided.decontaminate,

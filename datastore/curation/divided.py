@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentrl.datastore.curation import duplicates
+from agentrl.datastore.curation import duplicates, semantic
 from agentrl.datastore.curation import rules as r
 from agentrl.datastore.curation.calls import Verdict
 from agentrl.datastore.curation.contamination import HeldOut
@@ -39,6 +39,17 @@ def near_duplicates(rows: pl.DataFrame, rule: r.Near, work: "Work") -> pl.DataFr
     ranked = rows.sort(*RANK)
     scopes = ranked["task_id"].to_list() if rule.scope == "task" else [""] * rows.height
     doubled = duplicates.near_duplicates(ranked, scopes, rule.compare, rule.threshold, work.division)
+    return ranked.filter(~pl.Series(doubled, dtype=pl.Boolean))
+
+
+def semantic_duplicates(rows: pl.DataFrame, rule: r.Semantic, work: "Work") -> pl.DataFrame:
+    """Embeds in this process: it is not divided."""
+    if not rows.height:
+        return rows
+    ranked = rows.sort(*RANK)
+    scopes = ranked["task_id"].to_list() if rule.scope == "task" else [""] * rows.height
+    texts = work.parts(ranked, rule.compare)
+    doubled = semantic.semantic_duplicates(texts, scopes, rule.threshold, work.embedder, work.seed)
     return ranked.filter(~pl.Series(doubled, dtype=pl.Boolean))
 
 

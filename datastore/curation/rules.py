@@ -105,6 +105,17 @@ class Near(CurationRule):
     compare: Compared = Field(["question", "actions"], description="parts of the conversation")
 
 
+class Semantic(CurationRule):
+    """Keep the best of rows that mean nearly the same in each part that ``compare`` names: embeddings by the stage's
+    ``embedder`` have a cosine at or above ``threshold`` (SemDeDup, Abbas et al., 2023). If more than 4,096 rows are to
+    be compared, they are divided into clusters, and rows of two clusters are not."""
+
+    rule: Literal["semantic_duplicates"]
+    threshold: float = Field(0.95, gt=0, le=1, description="cosine from which on texts mean nearly the same")
+    scope: Literal["task", "all"] = Field("task", description="rows of one task are compared, or all")
+    compare: Compared = Field(["question", "actions"], description="parts of the conversation")
+
+
 class ValidCalls(CurationRule):
     """Keep rows of which every tool call is valid: its arguments are a JSON object that fits the schema of the tool, as
     JSON Schema defines it. A row without calls is kept."""
@@ -207,6 +218,7 @@ RULES = {
     "keep": "Keep",
     "exact_duplicates": "Exact",
     "near_duplicates": "Near",
+    "semantic_duplicates": "Semantic",
     "valid_calls": "ValidCalls",
     "secrets": "Secrets",
     "decontaminate": "Decontaminate",

@@ -113,7 +113,47 @@ def _beside_detect_secrets(rows: list[Trajectory], secrets: dict[int, str]) -> N
     line("time of detect-secrets over ours, on the same texts", ratio, "x", least=1)
 
 
-PARTS: dict[str, Callable[[], None]] = {"redaction": redaction}
+def rewards() -> None:
+    """Twelve kinds of hack among honest rows: precision and recall of the audit, by kind."""
+    from agentrl.doctor.audit import audit_rewards, stateful_envs
+    from benchmarks.planted_hacks import HACKS, as_row, sets, single_rows
+
+    planted = single_rows(8 if SMALL else 20, 16 if SMALL else 40)
+    rows = [as_row(each.row) for each in planted]
+    started = time.process_time()
+    audit = audit_rewards(rows, {}, stateful_envs((row["env"], row["final_state"] != "null") for row in rows))
+    line(f"audit of {len(rows):,} rows: rows a CPU second", len(rows) / (time.process_time() - started))
+    truth = {each.row.trajectory_id: each.kind for each in planted}
+    flagged = {(suspicion.kind, suspicion.trajectory_id) for suspicion in audit.suspicions}
+    for kind in HACKS:
+        _precision_and_recall(
+            kind,
+            hits=sum(truth[name] == kind for named, name in flagged if named == kind),
+            flagged=sum(named == kind for named, _ in flagged),
+            planted=sum(of == kind for of in truth.values()),
+        )
+    honest = [name for name, kind in truth.items() if kind is None]
+    wrong = {name for _, name in flagged} & set(honest)
+    line(f"honest rows with a suspicion, of {len(honest)}", len(wrong))
+    together = [
+        (each.kind, {finding.name for finding in audit_rewards(map(as_row, each.rows), {}, frozenset()).together})
+        for each in sets(2 if SMALL else 10)
+    ]
+    for kind in sorted({kind for kind, _ in together if kind}):
+        _precision_and_recall(
+            f"{kind} (sets of 128 rows)",
+            hits=sum(of == kind and kind in named for of, named in together),
+            flagged=sum(kind in named for _, named in together),
+            planted=sum(of == kind for of, _ in together),
+        )
+
+
+def _precision_and_recall(kind: str, hits: int, flagged: int, planted: int) -> None:
+    line(f"{kind}: precision, of {flagged} flagged", hits / flagged if flagged else 0.0, least=0.9)
+    line(f"{kind}: recall, of {planted} planted", hits / planted, least=0.8)
+
+
+PARTS: dict[str, Callable[[], None]] = {"redaction": redaction, "rewards": rewards}
 
 
 def main() -> None:

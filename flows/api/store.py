@@ -288,11 +288,14 @@ class Store:
 
         return (gc.find_garbage if dry_run else gc.collect)(self.catalog, keep_runs).to_json()
 
-    def doctor(self, run_id: str = "last", *, recompute: bool = False) -> "pl.DataFrame":
-        """What is wrong with a run's rollouts and training: stage, name, evidence, threshold, remedy."""
+    def doctor(self, run_id: str = "last", *, recompute: bool = False, rewards: bool = False) -> "pl.DataFrame":
+        """What is wrong with a run's rollouts and training: stage, name, evidence, threshold, remedy, rows. ``rewards``
+        looks through its stored rows for success that was not earned, instead."""
         from agentrl.pipelines.diagnose import diagnose
+        from agentrl.pipelines.parts.audited import audit_run
 
-        findings = diagnose(self.path, self.run(run_id).record, recompute)
+        record = self.run(run_id).record
+        findings = audit_run(self.path, record) if rewards else diagnose(self.path, record, recompute)
         rows = [{"stage": name, **vars(finding)} for name, each in findings.items() for finding in each]
         return frame(rows, ["stage", "name", "evidence", "threshold", "remedy"])
 

@@ -24,6 +24,7 @@ STAGES = {
     "pairs.from_feedback": "agentrl.pipelines.stages.feedback:pairs_from_feedback",
     "pairs.outcome": "agentrl.pipelines.methods.eto.outcome:outcome",
     "report.training": "agentrl.pipelines.stages.report:training_report",
+    "rewards.audit": "agentrl.pipelines.stages.audit:audit",
     "scores.from_feedback": "agentrl.pipelines.stages.feedback:scores_from_feedback",
     "search.tree": "agentrl.pipelines.methods.lats.search:tree",
     "steps.value": "agentrl.pipelines.methods.slicing.steps:value",

@@ -115,7 +115,7 @@ def test_yaml_is_what_the_schemas_read(block: Block, tmp_path: Path, monkeypatch
     for value in read(block.text):
         check(value, block)
         if {"name", "stages"} <= set(value):
-            for name in ("chats.csv", "logs.jsonl", "math.jsonl", "support.jsonl"):
+            for name in ("chats.csv", "logs.jsonl", "math.jsonl", "support.jsonl", "agent.jsonl"):
                 (tmp_path / name).touch()
             (tmp_path / "logs").mkdir()
             (tmp_path / "page.yaml").write_text(block.text)

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 
 from agentrl.datastore.errors import InvalidRowsError, NoBufferError, StoreError
 from agentrl.datastore.formats.columns import RowBatch, with_column
+from agentrl.datastore.formats.grown import EarlierSessions, plan_removal, remove_superseded
+from agentrl.datastore.formats.imported import Imported
 from agentrl.datastore.formats.joined import SideFile
 from agentrl.datastore.formats.labels import AS_SOURCE, Labelling, Labels
 from agentrl.datastore.formats.notes import Notes
@@ -35,45 +37,6 @@ LOCK = "locks/import.lock"
 
 CheckTokens = Callable[[Trajectory], str | None]
 """What is wrong with a row's tokens, None if nothing is."""
-
-
-@dataclass
-class Imported:
-    """What an import did, or with ``dry_run`` would do.
-
-    ``fingerprint`` is that of the import, which ``agentrl buffer forget`` takes. ``files`` has the rows of each file.
-    ``known`` are files whose rows are in the buffer already, ``repeats`` files whose content is there under other
-    labels, and ``skipped`` files of a folder that no format fits.
-    """
-
-    fingerprint: str = ""
-    dry_run: bool = False
-    version: int | None = None
-    rows: int = 0
-    messages: int = 0
-    calls: int = 0
-    tokens: int = 0
-    successes: int = 0
-    unscored: int = 0
-    quarantined: int = 0
-    files: list[dict[str, Any]] = field(default_factory=list)
-    known: list[str] = field(default_factory=list)
-    repeats: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    ignored: dict[str, int] = field(default_factory=dict)
-    remarks: dict[str, int] = field(default_factory=dict)
-    unreadable: list[dict[str, str]] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def count(self, rows: pa.Table) -> None:
-        self.rows += rows.num_rows
-        self.messages += pc.sum(pc.list_value_length(rows["messages"])).as_py() or 0
-        self.calls += pc.sum(rows["n_tool_calls"]).as_py() or 0
-        self.tokens += pc.sum(rows["n_tokens"]).as_py() or 0
-        self.successes += pc.sum(rows["success"]).as_py() or 0
-        self.unscored += pc.sum(pc.and_(rows["success"].is_null(), rows["reward"].is_null())).as_py() or 0
 
 
 @dataclass(frozen=True)
@@ -133,18 +96,22 @@ def import_paths(
         reading_files.result.dry_run, reading_files.progress = dry_run, progress
         if dry_run:
             reading_files.leave_out(_fingerprints(buffer, stage))
+            reading_files.earlier = EarlierSessions(buffer, stage, reading_files.is_same)
             reading_files.check()
             return reading_files.finish()
         with hold(buffer.storage, LOCK):
+            remove_superseded(buffer)  # of an import that was killed
             reading_files.leave_out(_fingerprints(buffer, stage))
+            reading_files.earlier = EarlierSessions(buffer, stage, reading_files.is_same)
             if reading_files.files:
                 fingerprint = reading_files.result.fingerprint = reading_files.fingerprint(buffer.version)
                 run_id = f"{IMPORT_RUN}{fingerprint[:16]}"
-                rows = reading_files.tables(fingerprint[:16])
+                rows = reading_files.planning(buffer, run_id, reading_files.tables(fingerprint[:16]))
                 done = buffer.append(rows, stage=stage, fingerprint=fingerprint, run_id=run_id, on_error=on_error)
                 reading_files.result.version, reading_files.result.quarantined = done.version, done.quarantined
                 reading_files.result.rows = done.rows
                 reading_files.set_aside(buffer, f"{stage}-{fingerprint[:8]}")
+                reading_files.remove_superseded(buffer)
         return reading_files.finish()
 
 
@@ -182,6 +149,7 @@ class Reading:
         self.stage, self.labels, self.notes, self.check_tokens = stage, labels, notes, check_tokens
         self.result, self.how = Imported(), labels.ingredients()
         self.progress: Callable[[int, int, int], None] | None = None
+        self.earlier: EarlierSessions | None = None
         joined = SideFile(labels.join, labels.on or "source_id", notes) if labels.join else None
         self.labelling = Labelling(labels, notes, joined)
         self.files: list[_File] = []
@@ -219,10 +187,27 @@ class Reading:
                 self.notes.remark("files that are read with another file: sub-agents with their session", count)
 
     def _fingerprint(self, source: Source, format: str | OwnFormat) -> str:
+        return self._of_content(format, content(source, format)[:16])
+
+    def _of_content(self, format: str | OwnFormat, half: str) -> str:
         asked = ["prompts"] if self.notes.prompts else []
         how = json.dumps([str(format), self.stage, self.how, *asked], sort_keys=True)
-        half = content(source, format)[:16]
         return hashlib.blake2b(f"{how}{half}".encode(), digest_size=8).hexdigest() + half
+
+    def is_same(self, fingerprint: str) -> bool:
+        """Whether a file was imported as those of this import are: by a format, the stage and the labels."""
+        formats = {str(file.recognised.format) for file in self.files}
+        return any(self._of_content(format, fingerprint[16:]) == fingerprint for format in formats)
+
+    def planning(self, buffer: "TrajectoryBuffer", run_id: str, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """The tables. After the last one, and before they are committed, it is written down what they supersede."""
+        yield from tables
+        plan_removal(buffer, run_id, self.earlier.superseded if self.earlier else [])
+
+    def remove_superseded(self, buffer: "TrajectoryBuffer") -> None:
+        self.result.superseded, stay = remove_superseded(buffer)
+        if stay:
+            self.notes.remark("earlier states of sessions that stay, since a stage or an annotation names them", stay)
 
     def fingerprint(self, version: int | None) -> str:
         """Fingerprint of these files, imported at this version of the table."""
@@ -252,6 +237,9 @@ class Reading:
         for batch in self._saying_what_files_look_like(read):
             own = self._own(batch, [owners[id(source)] for source in batch.sources], name)
             rows = self.labelling.apply(own, batch.kept)
+            if self.earlier:
+                rows = self.earlier.without(rows)
+                self.result.present = self.earlier.present
             self.result.count(rows)
             if self.progress and batch.sources:
                 self.progress(list(owners).index(id(batch.sources[-1])), len(owners), self.result.rows)
@@ -260,7 +248,7 @@ class Reading:
             self.result.files.append(owner.as_dict())
             if not owner.rows:
                 self.notes.remark("files without a row")
-        if self.files and not self.result.rows:
+        if self.files and not self.result.rows and not self.result.present:
             bad = [f"; {record.place} cannot be read: {record.reason}" for record in self.notes.unreadable[:1]]
             raise StoreError(f"{self.files[0].source.name} gives no row{''.join(bad)}; nothing was imported")
         if self.result.rows:

@@ -45,20 +45,36 @@ def forget(buffer: "TrajectoryBuffer", fingerprint: str, *, dry_run: bool = Fals
         _refuse_read(buffer, ids)
         if dry_run:
             return Forgotten(name, len(ids), buffer.table().version())
-        gone, adds = [], []
-        live = live_files(buffer.table())
-        with FileWriter(buffer.storage, data_change=False) as files:
-            for file in live:
-                if ids.isdisjoint(ids_of(buffer.storage, file)):
-                    continue
-                gone.append(file)
-                kept = [part for part in _kept(buffer, file, ids) if part.num_rows]
-                if kept:
-                    adds.append(files.write_one(kept))
-            operation = {"upkeep": "forget", "forgotten": name, "rows": str(len(ids))}
-            version = replace(buffer, files, adds, gone, "DELETE", operation)
+        version = _drop(buffer, ids, {"upkeep": "forget", "forgotten": name, "rows": str(len(ids))})
         _forget_set_aside(buffer, rows)
         return Forgotten(name, len(ids), version)
+
+
+def remove(buffer: "TrajectoryBuffer", ids: set[str]) -> tuple[int, int]:
+    """Remove rows from the table that later rows hold in full. Gives how many are gone, and how many stay since an
+    artifact reads them or an annotation is of them."""
+    with alone(buffer):
+        there = ids & set(buffer.scan().select("trajectory_id").collect()["trajectory_id"])
+        read = there & set(buffer.annotations.rows()["trajectory_id"].to_pylist())
+        read.update(*(there & names for _, names in _read_rows(buffer)))
+        if gone := there - read:
+            _drop(buffer, gone, {"upkeep": "forget", "forgotten": "earlier states of sessions", "rows": str(len(gone))})
+        return len(gone), len(read)
+
+
+def _drop(buffer: "TrajectoryBuffer", ids: set[str], operation: dict[str, str]) -> int:
+    """Commit the table without these rows. Gives the version."""
+    gone, adds = [], []
+    live = live_files(buffer.table())
+    with FileWriter(buffer.storage, data_change=False) as files:
+        for file in live:
+            if ids.isdisjoint(ids_of(buffer.storage, file)):
+                continue
+            gone.append(file)
+            kept = [part for part in _kept(buffer, file, ids) if part.num_rows]
+            if kept:
+                adds.append(files.write_one(kept))
+        return replace(buffer, files, adds, gone, "DELETE", operation)
 
 
 def _rows(buffer: "TrajectoryBuffer", text: str) -> tuple[str, set[str], pl.DataFrame]:
@@ -80,19 +96,23 @@ def _rows(buffer: "TrajectoryBuffer", text: str) -> tuple[str, set[str], pl.Data
 
 def _refuse_read(buffer: "TrajectoryBuffer", ids: set[str]) -> None:
     """Raise if an artifact of the catalog names one of the rows."""
-    catalog = Catalog(buffer.store)
-    readers = []
-    for manifest in catalog.all():
-        for output in manifest.outputs.values():
-            if output.kind == "trajectories":
-                named = pq.read_table(catalog.local(manifest, output.path), columns=["trajectory_id"])
-                if not ids.isdisjoint(named["trajectory_id"].to_pylist()):
-                    readers.append(f"{manifest.ingredients.stage}/{manifest.fingerprint[:8]}")
+    readers = [reader for reader, names in _read_rows(buffer) if not ids.isdisjoint(names)]
     if readers:
         raise StoreError(
             f"{len(readers)} artifacts read rows of this import: {', '.join(sorted(set(readers))[:5])}; remove them "
             "first (`agentrl gc` takes what no tag and no run keeps)"
         )
+
+
+def _read_rows(buffer: "TrajectoryBuffer") -> Iterator[tuple[str, set[str]]]:
+    """The artifacts of the catalog that name rows, each with the ids."""
+    catalog = Catalog(buffer.store)
+    for manifest in catalog.all():
+        for output in manifest.outputs.values():
+            if output.kind == "trajectories":
+                named = pq.read_table(catalog.local(manifest, output.path), columns=["trajectory_id"])
+                name = f"{manifest.ingredients.stage}/{manifest.fingerprint[:8]}"
+                yield name, set(named["trajectory_id"].to_pylist())
 
 
 def _forget_set_aside(buffer: "TrajectoryBuffer", gone: pl.DataFrame) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from agentrl.datastore.formats.annotations import Annotations, Said
-    from agentrl.datastore.formats.imports import Imported
+    from agentrl.datastore.formats.imported import Imported
     from agentrl.datastore.read.torch_stream import TokenStream
     from agentrl.datastore.search.experience import Demonstration
     from agentrl.flows.api.cuts import Cut

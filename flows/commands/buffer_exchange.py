@@ -23,7 +23,7 @@ from agentrl.flows.options import (
 from agentrl.flows.terminal import console, say, say_json
 
 if TYPE_CHECKING:
-    from agentrl.datastore.formats.imports import Imported
+    from agentrl.datastore.formats.imported import Imported
 
 app = typer.Typer()
 
@@ -110,6 +110,10 @@ def _report(result: "Imported") -> None:
         say(f"in the buffer already: {_some(result.known)}")
     if result.repeats:
         say(f"the same content is in the buffer under other labels, and comes in again: {_some(result.repeats)}")
+    if result.present:
+        say(f"{result.present} rows of sessions that have grown are in the buffer already, and stay")
+    if result.superseded:
+        say(f"{result.superseded} rows were removed: new ones go on from them")
     if result.skipped:
         say(f"skipped, no format fits: {_some(result.skipped)}")
     if result.rows:

@@ -12,7 +12,8 @@ from agentrl.schemas.annotations import ADDED
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
-    from agentrl.datastore.formats.imports import CheckTokens, Imported, Labels
+    from agentrl.datastore.formats.imported import Imported
+    from agentrl.datastore.formats.imports import CheckTokens, Labels
     from agentrl.datastore.formats.own import OwnFormat
     from agentrl.datastore.table.ingest import OnError
     from agentrl.models.policy import Tokenizing

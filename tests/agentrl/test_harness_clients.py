@@ -19,6 +19,7 @@ AGENTS = Path(os.environ.get("AGENTS", "build/agents")).absolute()
 CLAUDE = AGENTS / "node_modules/@anthropic-ai/claude-code-linux-x64/claude"
 CODEX = next((AGENTS / "node_modules/@openai").glob("codex-linux-x64/vendor/*/bin/codex"), AGENTS / "codex")
 WAIT_S = 180
+QUIET = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "CLAUDE_CODE_ATTRIBUTION_HEADER": "0"}
 
 pytestmark = [
     pytest.mark.harness,
@@ -70,8 +71,10 @@ def script(agent: str, kind: str) -> Callable[[str], Message | str]:
     return says
 
 
-def run(server: Served, agent: str, folder: Path, **more: str) -> tuple[subprocess.CompletedProcess[str], str, str]:
-    """The agent at a task in a folder, and the id and the key of its episode."""
+def run(
+    server: Served, agent: str, folder: Path, config: str = "", **more: str
+) -> tuple[subprocess.CompletedProcess[str], str, str]:
+    """The agent at a task in a folder, and the id and the key of its episode. ``config`` is more of Codex's."""
     opened = httpx.post(f"{server.url}/episodes", json={"task_id": "files"}).json()
     work, home = folder / "work", folder / "home"
     work.mkdir(parents=True)
@@ -88,7 +91,7 @@ def run(server: Served, agent: str, folder: Path, **more: str) -> tuple[subproce
         head = (
             'model = "tiny"\nmodel_provider = "x"\ncheck_for_update_on_startup = false\n[analytics]\nenabled = false\n'
         )
-        (home / ".codex/config.toml").write_text(f"{head}[model_providers.x]\n{provider}")
+        (home / ".codex/config.toml").write_text(f"{config}{head}[model_providers.x]\n{provider}")
         command = [CODEX, "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
         command += ["-C", str(work), "list the files"]
     ended = subprocess.run(
@@ -126,9 +129,8 @@ def sampled_tokens(server: Served) -> int:
     ],
 )
 def test_a_run_is_one_row(policy: Policy, tmp_path: Path, agent: str, kind: str, turns: int) -> None:
-    quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "CLAUDE_CODE_ATTRIBUTION_HEADER": "0"}
     with served(tmp_path / "store", policy, script(agent, kind), room=400_000, turn_tokens=2000) as server:
-        ended, name, key = run(server, agent, tmp_path, **quiet)
+        ended, name, key = run(server, agent, tmp_path, **QUIET)
         sampled = sampled_tokens(server)
         rows = rows_of(server, name, key)
     assert ended.returncode == 0, ended.stderr[-2000:]
@@ -175,6 +177,56 @@ def test_codex_calls_functions_of_a_namespace(policy: Policy, tmp_path: Path) ->
     assert made == "multi_agent_v1__spawn_agent"
     assert "agent_id" in told
     assert "unsupported" not in told
+
+
+def test_claude_code_goes_on_after_a_compaction(policy: Policy, tmp_path: Path) -> None:
+    turns = script("claude", "long")
+
+    def says(text: str) -> Message | str:
+        if "TEXT ONLY" in text.rpartition("<|im_start|>user")[2]:
+            return "<summary>Fifteen numbers were told.</summary>"
+        return "Went on." if "Fifteen numbers were told." in text else turns(text)
+
+    with served(tmp_path / "store", policy, says, room=900_000, turn_tokens=2000) as server:
+        ended, name, key = run(server, "claude", tmp_path, **QUIET)
+        assert ended.returncode == 0, ended.stderr[-2000:]
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "IS_SANDBOX": "1", **QUIET}
+        env |= {"ANTHROPIC_BASE_URL": f"{server.url}/episodes/{name}", "ANTHROPIC_API_KEY": key}
+        for prompt in ("/compact", "go on"):
+            command = [CLAUDE, "-p", prompt, "--continue", "--model", "tiny", "--dangerously-skip-permissions"]
+            given = {"cwd": tmp_path / "work", "env": env, "stdin": subprocess.DEVNULL, "timeout": WAIT_S}
+            subprocess.run(command, capture_output=True, check=True, **given)  # type: ignore[call-overload]
+        sampled = sampled_tokens(server)
+        work, summary, after = rows_of(server, name, key)
+    assert [(row.segment, row.n_steps, row.reward) for row in (work, summary, after)] == [
+        (0, 16, 1.0),
+        (1, 16, 1.0),
+        (2, 1, 1.0),
+    ]
+    assert (summary.parent_id, "kind:compaction" in summary.tags) == (work.trajectory_id, True)
+    assert summary.messages[-1].content == "<summary>Fifteen numbers were told.</summary>"
+    assert sum(row.n_action_tokens for row in (work, summary, after)) == sampled
+
+
+def test_codex_goes_on_after_a_compaction(policy: Policy, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def says(text: str) -> Message | str:
+        asked.append(text)
+        if len(asked) == 1:
+            return calls(("exec_command", {"cmd": "ls -1"}))
+        return "Two files were seen." if len(asked) == 2 else "There are two files."
+
+    with served(tmp_path / "store", policy, says, room=900_000, turn_tokens=2000) as server:
+        ended, name, key = run(server, "codex", tmp_path, config="model_auto_compact_token_limit = 50\n")
+        sampled = sampled_tokens(server)
+        rows = rows_of(server, name, key)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "Two files were seen." in asked[2], "it goes on with the summary"
+    assert [(row.segment, row.n_steps, row.reward) for row in rows] == [(0, 1, 1.0), (1, 1, 1.0), (2, 1, 1.0)]
+    assert ["kind:compaction" in row.tags for row in rows] == [False, True, False]
+    assert [rows[0].agent, rows[2].agent] == ["main", "main"]
+    assert sum(row.n_action_tokens for row in rows) == sampled
 
 
 def test_a_prompt_that_is_too_long_ends_the_run_at_once(policy: Policy, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.datastore import StoreError, TrajectoryBuffer
-from agentrl.datastore.formats.imports import Imported, import_paths
+from agentrl.datastore.formats.imported import Imported
+from agentrl.datastore.formats.imports import import_paths
 
 LIMIT = 20_000
 USER = {"role": "user", "content": "where is Ann?"}

@@ -21,7 +21,8 @@ from store_rows import build
 from agentrl.datastore import StoreError, TrajectoryBuffer
 from agentrl.datastore.formats import FORMATS
 from agentrl.datastore.formats.exports import export_rows
-from agentrl.datastore.formats.imports import Imported, Labels, import_paths
+from agentrl.datastore.formats.imported import Imported
+from agentrl.datastore.formats.imports import Labels, import_paths
 from agentrl.datastore.upkeep import check
 
 

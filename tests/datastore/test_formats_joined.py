@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agentrl.datastore import StoreError, TrajectoryBuffer
-from agentrl.datastore.formats.imports import Imported, import_paths
+from agentrl.datastore.formats.imported import Imported
+from agentrl.datastore.formats.imports import import_paths
 from agentrl.datastore.formats.labels import Labels
 from agentrl.datastore.upkeep import forget
 from agentrl.flows.cli import app

@@ -11,7 +11,8 @@ from format_samples import SAMPLES
 
 from agentrl.datastore import StoreError, TrajectoryBuffer
 from agentrl.datastore.formats import FORMATS
-from agentrl.datastore.formats.imports import Imported, import_paths
+from agentrl.datastore.formats.imported import Imported
+from agentrl.datastore.formats.imports import import_paths
 from agentrl.datastore.formats.recognise import recognise
 from agentrl.datastore.formats.source import SAMPLE_RECORDS, Source
 

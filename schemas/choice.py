@@ -188,7 +188,8 @@ class OneOf:
         name = given.get(self.key)
         at: tuple[int | str, ...] = () if isinstance(value, str) else (self.key,)
         if not isinstance(name, str):
-            raise _invalid([_line("choice", f"names the {self.kind}: {self._names()}; {RULE}", at, name)])
+            lack = "is missing; it names" if name is None else "names"
+            raise _invalid([_line("choice", f"{lack} the {self.kind}: {self._names()}; {RULE}", at, name)])
         try:
             implementation = self.find(name)
             model: type[BaseModel] = settings_class(implementation, self.kind) if self._by_settings else implementation

@@ -33,7 +33,7 @@ def find_artifact(catalog: Catalog, text: str) -> Manifest:
         hint = did_you_mean(stage, [*stages, *tags]) if stage not in stages else ""
         known = f"; its fingerprints: {', '.join(m.fingerprint[:8] for m in every[:5])}"
         hint = hint or (known if stage in stages else f"; artifacts of: {', '.join(stages) or 'no stage yet'}")
-        raise LookupError(f"there is no artifact or tag {text!r}{hint}")
+        raise LookupError(f"there is no artifact or tag {text!r}{hint}; store {catalog.storage.uri}")
     if prefix and len(matches) > 1:
         names = ", ".join(manifest.fingerprint[:12] for manifest in matches)
         raise LookupError(f"{text!r} is the beginning of several: {names}; write more of it")

@@ -83,7 +83,7 @@ def write(folder: Path, choice: str = "algorithm: {type: 'my_classes:Better'}") 
         ("algorithm: {type: 'my_classes:Better', kl: {coeff: 1}}", "unknown key 'coeff'; did you mean 'coef'?"),
         ("algorithm: {type: 'my_classes:Better', kl: {estimator: k1}}", "k1 in the loss has no gradient"),
         ("algorithm: {type: grop}", "there is no algorithm 'grop'; did you mean 'grpo'?; ours: cispo"),
-        ("algorithm: {scale: 2}", "rl.with.algorithm.type: names the algorithm: cispo"),
+        ("algorithm: {scale: 2}", "rl.with.algorithm.type: is missing; it names the algorithm: cispo"),
         ("algorithm: {type: ppo, advantage: {type: 'my_classes:Silent'}}", "advantage: ppo makes its critic's targets"),
         ("algorithm: {type: grpo, advantage: {type: 'my_classes:Loud'}}", "is no advantage: a class derived from"),
         ("rewards: [{type: 'my_classes:Loud'}, {type: 'my_classes:Loud'}]", "two components are called 'Loud'"),

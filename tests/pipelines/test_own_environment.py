@@ -95,7 +95,7 @@ def test_settings_reach_every_stage_and_an_edit_of_one_re_runs_it(folder: Path) 
             "with.env.dearest: Input should be greater than or equal to 1, not 0",
         ),
         ("{type: 'my_shop.shop:Shop', dearest: cheap}", "with.env.dearest: Input should be a valid integer"),
-        ("{dearest: 3}", "with.env.type: names the environment: "),
+        ("{dearest: 3}", "with.env.type: is missing; it names the environment: "),
         ("{type: lookup, dearest: 3}", "unknown key 'dearest'; allowed: type"),
         ("{type: 'my_shop.shop:Basket'}", "'Basket' is not declared as environment"),
     ],

@@ -327,6 +327,8 @@ class _Walk:
     def run(self) -> None:
         while self.todo:
             target, origin = self.todo.pop()
+            if target in self.seen:
+                continue
             if target in LOADERS:
                 self.loads.add(LOADERS[target])
             if target.module in self.closed:
@@ -335,8 +337,6 @@ class _Walk:
             source = self.graph.source(target.module)
             if source is None:
                 self._outside(target, origin)
-                continue
-            if target in self.seen:
                 continue
             self.seen.add(target)
             self._enter(source)

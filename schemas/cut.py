@@ -73,7 +73,8 @@ class CutSource(_Part):
 
 
 class CutCounts(_Part):
-    """Totals over the rows of a cut. ``unscored`` rows have no outcome."""
+    """Totals over the rows of a cut. ``unscored`` rows have no outcome; in ``redacted`` rows placeholders stand for
+    secrets."""
 
     tasks: int
     episodes: int
@@ -84,6 +85,15 @@ class CutCounts(_Part):
     successes: int
     failures: int
     unscored: int
+    redacted: int
+
+
+class CutSecrets(_Part):
+    """What a search for secrets found in the rows of a cut: the ``rows`` that hold some, and the ``places`` in their
+    texts by kind."""
+
+    rows: int
+    places: dict[str, int]
 
 
 class EvaluationSet(_Part):
@@ -109,7 +119,8 @@ def question_digest(questions: Iterable[str]) -> str:
 
 class CutManifest(_Part):
     """What ``cut.json`` holds. ``digest`` is over the content of the rows in their order; ``files`` has the SHA-256 of
-    every other file of the cut, so that the digest of ``cut.json`` vouches for all of them."""
+    every other file of the cut, so that the digest of ``cut.json`` vouches for all of them. ``secrets`` is None if
+    nobody looked for any."""
 
     cut: int = CUT_VERSION
     rows: int
@@ -125,6 +136,7 @@ class CutManifest(_Part):
     licences: dict[str, str]
     sources: list[CutSource]
     evaluation_sets: list[EvaluationSet]
+    secrets: CutSecrets | None
     files: dict[str, str]
 
     def text(self) -> str:

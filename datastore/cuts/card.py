@@ -61,6 +61,8 @@ def card(
         _sources(manifest),
         "## Evaluation sets",
         _evaluated(manifest),
+        "## Secrets",
+        _secrets(manifest),
         "## How to check it",
         _checking(identity),
     ]
@@ -134,6 +136,16 @@ def _evaluated(manifest: CutManifest) -> str:
     return "Rows that hold a question of these sets were dropped:\n\n" + _table(
         ("set", "questions", "digest", "words of an n-gram", "share of them", "rows dropped"), rows
     )
+
+
+def _secrets(manifest: CutManifest) -> str:
+    redacted = f"In {manifest.counts.redacted:,} rows placeholders such as `<EMAIL_1>` stand for secrets. "
+    if manifest.secrets is None:
+        return redacted + "Nobody looked for secrets that are left."
+    if not manifest.secrets.rows:
+        return redacted + "A search for keys, passwords, mail addresses, phone numbers, hosts and users found no other."
+    places = ", ".join(f"{kind} {count:,}" for kind, count in manifest.secrets.places.items())
+    return redacted + f"A search for secrets found some in {manifest.secrets.rows:,} rows: {places}."
 
 
 def _checking(identity: str) -> str:

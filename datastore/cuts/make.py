@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.datastore.read import sql
+from agentrl.datastore.redaction.rows import REDACTED
 from agentrl.datastore.table.row_digests import combined
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.schemas.cut import CUT_ROWS_SCHEMA, UNKNOWN_LICENCE, CutCounts, CutManifest, CutSource
@@ -67,7 +68,8 @@ def described(
 
     def read() -> pl.DataFrame:
         taken = pl.LazyFrame({"trajectory_id": ids}, schema={"trajectory_id": pl.String})
-        return buffer.scan(version).select(columns).join(taken, on="trajectory_id", how="semi").collect()
+        redacted = pl.col("tags").list.contains(REDACTED).alias("redacted")
+        return buffer.scan(version).select(*columns, redacted).join(taken, on="trajectory_id", how="semi").collect()
 
     rows = buffer.current(version, read)
     licence = _licences(rows, licences, lambda text: buffer.text.ids(text, version))
@@ -95,6 +97,7 @@ def _counts(rows: pl.DataFrame) -> CutCounts:
         _total("success", "successes"),
         (~pl.col("success")).cast(pl.Int64).sum().alias("failures"),
         pl.col("success").is_null().sum().alias("unscored"),
+        _total("redacted", "redacted"),
     )
     return CutCounts.model_validate(counts.row(0, named=True))
 

@@ -72,7 +72,7 @@ def export_rows(
     exported = Exported(str(path), str(name), len(ids))
     rows, counts = _rows(buffer, ids), Counter[str]()
     if secrets == "refuse":
-        _refuse(*held_secrets(buffer, ids))
+        refuse_secrets(*held_secrets(buffer, ids))
     elif secrets == "redact":
         rows = _redacted(RowRedaction(buffer.storage), rows, counts)
     with replaced(path, force) as working:
@@ -104,7 +104,8 @@ def _rows(buffer: "TrajectoryBuffer", ids: Ids) -> Iterator[Trajectory]:
 
 def held_secrets(buffer: "TrajectoryBuffer", ids: Ids) -> tuple[list[str], Counter[str]]:
     """Which of these rows hold secrets, and the places in their texts where these stand, by kind."""
-    redaction, held, counts = RowRedaction(buffer.storage), list[str](), Counter[str]()
+    redaction = RowRedaction(buffer.storage, on_tokens="drop")  # nothing is written: their text is not needed
+    held, counts = list[str](), Counter[str]()
     for row in _rows(buffer, ids):
         cleaned = redaction.clean(row)
         counts.update(cleaned.counts)
@@ -113,7 +114,7 @@ def held_secrets(buffer: "TrajectoryBuffer", ids: Ids) -> tuple[list[str], Count
     return held, counts
 
 
-def _refuse(held: list[str], counts: Counter[str]) -> None:
+def refuse_secrets(held: list[str], counts: Counter[str]) -> None:
     """Raise StoreError that names rows and kinds, and no secret, if there are any."""
     if not held:
         return

@@ -81,6 +81,11 @@ def show(cut: CutName, store: Store = "store", as_json: Json = False) -> None:
         print_rows([compared.model_dump() for compared in manifest.evaluation_sets], as_json)
     else:
         say("compared with no evaluation set")
+    if manifest.secrets is None:
+        say("nobody looked for secrets")
+    else:
+        places = ", ".join(f"{kind} {count}" for kind, count in manifest.secrets.places.items())
+        say(f"secrets in {manifest.secrets.rows} rows{': ' * bool(places)}{places}")
     say(f"sha256 {folder.identity}")
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -17,7 +17,7 @@ from agentrl.schemas.pipeline import Name
 
 if TYPE_CHECKING:
     from agentrl.datastore.curation.curate import Level
-    from agentrl.schemas.cut import CutOrigin, EvaluationSet
+    from agentrl.schemas.cut import CutOrigin, CutSecrets, EvaluationSet
 
 
 class ComparedSet(BaseModel):
@@ -54,6 +54,10 @@ class CutTerms(BaseModel):
     )
     licences: dict[str, str] = Field(
         {}, description="licence, as the hub spells it -> SQL over the scalar columns, as in {mit: source = 'model'}"
+    )
+
+    secrets: Literal["report", "refuse"] | None = Field(
+        None, description="look for secrets in the rows that are left: report counts them, refuse makes no cut of them"
     )
 
     @field_validator("licences")
@@ -129,11 +133,25 @@ def cut(
         licences=config.licences,
         sources=sources,
         evaluation_sets=compared,
+        secrets=_secrets(context, config, ids),
         files={},
     )
     identity = make.write_manifest(whole.path, manifest).identity
     context.metrics.update(before=funnel[0].before if funnel else len(ids), after=len(ids), sha256=identity)
     return CutOutputs(context.select(ids), context.table(funnel_table(funnel), "funnel"), whole)
+
+
+def _secrets(context: Context, config: CutConfig, ids: pa.Array) -> "CutSecrets | None":
+    """What a search for secrets found. Raises StoreError that names rows and kinds if rows with secrets are refused."""
+    from agentrl.datastore.formats.exports import held_secrets, refuse_secrets
+    from agentrl.schemas.cut import CutSecrets
+
+    if config.secrets is None:
+        return None
+    held, counts = held_secrets(context.buffer, ids)
+    if config.secrets == "refuse":
+        refuse_secrets(held, counts)
+    return CutSecrets(rows=len(held), places=dict(sorted(counts.items())))
 
 
 def _origin(selection: Trajectories) -> "CutOrigin":

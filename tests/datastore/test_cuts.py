@@ -60,7 +60,7 @@ def test_a_cut_says_how_it_came_about(harness: Harness) -> None:
     assert manifest.table.version == 1
     assert manifest.counts.model_dump() == {
         "tasks": 10, "episodes": 10, "steps": 20, "tool_calls": 10, "tokens": 120, "action_tokens": 60,
-        "successes": 10, "failures": 0, "unscored": 0,
+        "successes": 10, "failures": 0, "unscored": 0, "redacted": 0,
     }  # fmt: skip
     levels = [int(name.rpartition("-")[2]) % 3 for name in ids]
     licences = {source.licence: source.rows for source in manifest.sources}
@@ -196,6 +196,20 @@ def _tasks() -> Any:
     from agentrl.schemas.task import TASK_SCHEMA
 
     return to_table([Task(task_id="t0", env="lookup", split="train", prompt="boss of Ann 1?")], TASK_SCHEMA)
+
+
+def test_secrets_are_counted_or_refused(harness: Harness) -> None:
+    pytest.importorskip("detect_secrets")
+    harness.trajectories([build(101, prompt="mail jane.roe@northwind.io"), build(103, tags=["redacted"])])
+    assert made(harness).manifest.secrets is None
+    manifest = made(harness, {"secrets": "report"}).manifest
+    assert manifest.secrets is not None
+    assert (manifest.secrets.rows, manifest.secrets.places, manifest.counts.redacted) == (1, {"EMAIL": 1}, 1)
+    text = card("gold", manifest, "f" * 64, "parquet", None, 1, {})
+    assert "In 1 rows placeholders" in text
+    assert "found some in 1 rows: EMAIL 1." in text
+    with pytest.raises(StoreError, match=f"1 rows hold secrets .EMAIL 1.: {build(101).trajectory_id}; nothing was wr"):
+        made(harness, {"secrets": "refuse"})
 
 
 @pytest.mark.parametrize("format", [name for name, format in FORMATS.items() if format.write])

@@ -117,6 +117,16 @@ def question_digest(questions: Iterable[str]) -> str:
     return total.hexdigest()
 
 
+class CutAnnotations(_Part):
+    """Annotations that a rule read: those of a ``name`` in a version of their table, how many they are, and the digest
+    of all that they say."""
+
+    name: str
+    version: int
+    annotations: int
+    digest: str
+
+
 class CutManifest(_Part):
     """What ``cut.json`` holds. ``digest`` is over the content of the rows in their order; ``files`` has the SHA-256 of
     every other file of the cut, so that the digest of ``cut.json`` vouches for all of them. ``secrets`` is None if
@@ -136,6 +146,7 @@ class CutManifest(_Part):
     licences: dict[str, str]
     sources: list[CutSource]
     evaluation_sets: list[EvaluationSet]
+    annotations: list[CutAnnotations]
     secrets: CutSecrets | None
     files: dict[str, str]
 

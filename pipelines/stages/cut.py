@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from agentrl.datastore.curation.rules import Decontaminate, Rule, Rules
+from agentrl.datastore.curation.rules import ByAnnotations, Decontaminate, Rule, Rules
 from agentrl.datastore.search.embedding import EmbedderChoice
 from agentrl.pipelines.handles import Folder, Table, Tasks, Trajectories
 from agentrl.pipelines.stage import Context, External, StageConfig, stage
@@ -17,7 +18,7 @@ from agentrl.schemas.pipeline import Name
 
 if TYPE_CHECKING:
     from agentrl.datastore.curation.curate import Level
-    from agentrl.schemas.cut import CutOrigin, CutSecrets, EvaluationSet
+    from agentrl.schemas.cut import CutAnnotations, CutOrigin, CutSecrets, EvaluationSet
 
 
 class ComparedSet(BaseModel):
@@ -133,12 +134,28 @@ def cut(
         licences=config.licences,
         sources=sources,
         evaluation_sets=compared,
+        annotations=_annotations(context, config),
         secrets=_secrets(context, config, ids),
         files={},
     )
     identity = make.write_manifest(whole.path, manifest).identity
     context.metrics.update(before=funnel[0].before if funnel else len(ids), after=len(ids), sha256=identity)
     return CutOutputs(context.select(ids), context.table(funnel_table(funnel), "funnel"), whole)
+
+
+def _annotations(context: Context, config: CutConfig) -> "list[CutAnnotations]":
+    """The annotations that rules read."""
+    from agentrl.datastore.storage.digest import table_digest
+    from agentrl.schemas.cut import CutAnnotations
+
+    used = []
+    for rule in config.rules:
+        if isinstance(rule, ByAnnotations):
+            rows = context.buffer.annotations.rows(rule.version)
+            rows = rows.filter(pc.equal(rows["name"], rule.name))
+            digest = table_digest([rows])
+            used.append(CutAnnotations(name=rule.name, version=rule.version, annotations=len(rows), digest=digest))
+    return used
 
 
 def _secrets(context: Context, config: CutConfig, ids: pa.Array) -> "CutSecrets | None":

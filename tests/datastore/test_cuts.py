@@ -20,6 +20,7 @@ from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats import FORMATS
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.stages.cut import cut, import_cut
+from agentrl.schemas.annotation import Annotation
 from agentrl.schemas.task import Task
 
 RULES: dict[str, Any] = {
@@ -196,6 +197,21 @@ def _tasks() -> Any:
     from agentrl.schemas.task import TASK_SCHEMA
 
     return to_table([Task(task_id="t0", env="lookup", split="train", prompt="boss of Ann 1?")], TASK_SCHEMA)
+
+
+def test_a_cut_names_the_annotations_that_its_rules_read(harness: Harness) -> None:
+    thumbs = [
+        Annotation(trajectory_id=build(number).trajectory_id, name="thumbs", value="up", author="ann")
+        for number in (1, 2, 3)
+    ]
+    version = harness.buffer.annotations.append(thumbs).version
+    settings = {"rules": [{"rule": "annotated", "name": "thumbs", "version": version}]}
+    folder = made(harness, settings)
+    assert folder.ids().to_pylist() == [each.trajectory_id for each in thumbs]
+    [used] = folder.manifest.annotations
+    assert (used.name, used.version, used.annotations) == ("thumbs", version, 3)
+    harness.buffer.annotations.append([thumbs[0].model_copy(update={"annotation_id": "later"})])
+    assert made(harness, settings).identity == folder.identity, "the version of the annotations is pinned"
 
 
 def test_secrets_are_counted_or_refused(harness: Harness) -> None:

@@ -11,7 +11,7 @@ EXTRAS_VENV ?= .venv-extras
 AGENTS ?= build/agents
 export HF_HUB_DISABLE_TELEMETRY = 1
 
-.PHONY: run bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer bench-cut clean
+.PHONY: run bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-scale-data bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer bench-cut clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -113,6 +113,9 @@ bench-environments: $(VENV)/.run bubblewrap
 
 bench-families: $(VENV)/.run bubblewrap
 	$(BIN)/python benchmarks/families.py
+
+bench-scale-data: $(VENV)/.run  # ROWS=100000, SKETCHES=10000000
+	cd benchmarks && OMP_NUM_THREADS=1 $(abspath $(BIN))/python scale_data.py
 
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 	$(BIN)/python benchmarks/scale_store.py

@@ -108,7 +108,7 @@ def format_predicts(rows: Sequence[Outline]) -> list[Finding]:
                     f"success and {form} in the answer correlate by {phi:.2f} in {len(members)} rows of {env}",
                     f"{SEPARATES} (phi)",
                     "read rows that say the same in another form; let the verifier read the answer, not its form",
-                    rows=_examples(members, lambda row, form=form: form in row.forms, phi > 0),
+                    rows=_examples(members, _has(form), phi > 0),
                 )
             )
             break  # forms go together; one is enough to look at
@@ -187,6 +187,10 @@ def _by_task(rows: Sequence[Outline]) -> dict[str, list[Outline]]:
     for row in rows:
         grouped[row.task_id].append(row)
     return grouped
+
+
+def _has(form: str) -> Callable[[Outline], float]:
+    return lambda row: float(form in row.forms)
 
 
 def _examples(rows: Sequence[Outline], key: Callable[[Outline], float], largest: bool) -> tuple[str, ...]:

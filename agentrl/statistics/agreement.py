@@ -31,7 +31,7 @@ def kappa_with_interval(pairs: Sequence[tuple[Hashable, Hashable]], seed: int = 
     cells = Counter(pairs)
     kinds = list(cells)
     weights = np.array([cells[pair] for pair in kinds]) / max(1, len(pairs))
-    draws = np.random.default_rng(seed).multinomial(len(pairs), weights, RESAMPLES) if pairs else []
+    draws: Any = np.random.default_rng(seed).multinomial(len(pairs), weights, RESAMPLES) if pairs else []
     values = [kappa({pair: int(n) for pair, n in zip(kinds, drawn, strict=True) if n}) for drawn in draws]
     agreed = sum(count for (a, b), count in cells.items() if a == b) / len(pairs) if pairs else None
     return {"value": kappa(cells), **_bounds(values), "units": len(pairs), "agreed": agreed}

@@ -221,5 +221,5 @@ def export(
     else:
         say(f"{result.records} records of {result.rows} rows written to {path}")
         if result.redacted is not None:
-            kinds = ", ".join(f"{kind} {number}" for kind, number in result.redacted.items()) or "none"
-            say(f"secrets replaced: {kinds}")
+            counts = ", ".join(f"{kind} {number}" for kind, number in result.redacted.items()) or "none"
+            say(f"secrets replaced: {counts}")

@@ -128,6 +128,7 @@ class _Line:
                 if done.cancelled():
                     continue
                 working = asyncio.ensure_future(work(client))
+                result: Any
                 try:
                     await asyncio.wait([working, done], return_when=asyncio.FIRST_COMPLETED)
                 finally:  # a call that hangs ends here if nobody waits for it any more

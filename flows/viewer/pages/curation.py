@@ -1,6 +1,7 @@
 """What curation, selections and rejection dropped, by rule."""
 
 import re
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -44,7 +45,7 @@ def _funnel(artifacts: Artifacts, manifest: Manifest, snapshot: Snapshot | None)
     dropped = selections.dropped(artifacts, manifest, snapshot)
     kept = selections.chosen(artifacts, manifest)
     recorded = dropped is not None and snapshot is not None
-    levels: list[dict[str, object]] = []
+    levels: list[dict[str, Any]] = []
     if "funnel" in manifest.outputs:
         levels = pq.read_table(artifacts.catalog.open(manifest, manifest.outputs["funnel"].path)).to_pylist()
     rules = [level["rule"] for level in levels]

@@ -57,6 +57,10 @@ def _overview(reader: "StoreReader", request: Request, question: OfPipeline) -> 
     return _json(reader.overview(question.pipeline))
 
 
+def _tabs(reader: "StoreReader", request: Request, question: Query) -> Response:
+    return _json(reader.tabs())
+
+
 def _plan(reader: "StoreReader", request: Request, question: WhatIf) -> Response:
     return _json(reader.plan(question.pipeline, question.set))
 
@@ -253,6 +257,7 @@ def _annotated(reader: "StoreReader", request: Request, question: AnnotationQuer
 
 QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/overview", OfPipeline, _overview),
+    ("/api/tabs", Query, _tabs),
     ("/api/plan", WhatIf, _plan),
     ("/api/settings", NamedPipeline, _settings),
     ("/api/runs/compare", TwoRuns, _runs),

@@ -28,6 +28,7 @@ from agentrl.flows.viewer.query.artifacts import Artifacts, numbers
 from agentrl.flows.viewer.query.excerpts import with_excerpts
 from agentrl.flows.viewer.query.tables import TEXT, Recent, Snapshot, Tables, both, column_of, stream
 from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire import Filled
 from agentrl.flows.viewer.wire.buffer import Answers, Facets, Hit, Hits
 from agentrl.flows.viewer.wire.compare import (
     Aligned,
@@ -46,7 +47,9 @@ from agentrl.flows.viewer.wire.runs import KnownSettings, RunsCompared
 from agentrl.flows.viewer.wire.search import SearchTree, SearchTrees
 from agentrl.flows.viewer.wire.training import LiveAnswer, RunAnswer, TrainingStage, TrainingStages
 from agentrl.flows.viewer.wire.trajectory import RowAnswer, ShownMessage
+from agentrl.pipelines.run.runs import all_runs
 from agentrl.pipelines.tokenizers import token_bytes
+from agentrl.schemas.manifest import Kind
 
 if TYPE_CHECKING:
     from agentrl.datastore.search.index import SearchIndex, State
@@ -76,6 +79,27 @@ class StoreReader:
 
     def overview(self, pipeline: str | None) -> Overview:
         return overview(self.store, self.catalog, self.tables, self.artifacts, self.plans, pipeline)
+
+    def tabs(self) -> Filled:
+        """Pages that have something to show. What shows runs is there from the first one on, whatever came of it."""
+        made_now = self.artifacts.all()
+        outputs = [(name, output.kind) for made in made_now for name, output in made.outputs.items()]
+        kinds = {kind for _, kind in outputs}
+        ran, rows = bool(all_runs(self.catalog)), self.tables.buffer.version is not None
+        filled = {
+            "/": True,
+            "/buffer": rows,
+            "/calls": rows,
+            "/evaluation": any(made.ingredients.uses.startswith("evaluate.") for made in made_now),
+            "/pair": Kind.PAIRS in kinds,
+            "/training": ran,
+            "/doctor": ran,
+            "/curation": Kind.TRAJECTORIES in kinds,
+            "/tree": any(name == "nodes" for name, _ in outputs),
+            "/labels": rows,
+            "/runs": ran,
+        }
+        return Filled(paths=[path for path, is_filled in filled.items() if is_filled])
 
     def plan(self, pipeline: str, settings: list[str]) -> PlanAnswer:
         return what_if(self.catalog, self.plans, pipeline, settings, patience=PLAN_S)

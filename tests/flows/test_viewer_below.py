@@ -6,8 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
-from viewer_store import make_store
+from viewer_store import Browser, make_store, row
 
+from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.flows.viewer.app import application, opening
 from agentrl.flows.viewer.below import Below, base_of, named
 from agentrl.flows.viewer.guard import TOKEN_HEADER, Door
@@ -78,3 +79,13 @@ def test_what_is_no_base_path_is_refused(text: str) -> None:
 
 def test_stores_of_one_name_are_told_apart() -> None:
     assert list(named(["a/store", "b/store", "s3://bucket/run 1/"])) == ["store", "store-2", "run-1"]
+
+
+def test_pages_without_data_have_no_tab(tmp_path: Path) -> None:
+    assert Browser(tmp_path).json("/api/tabs") == {"paths": ["/"]}
+    TrajectoryBuffer(tmp_path / "rows").append([row(1)], stage="s", fingerprint="a" * 32)
+    assert Browser(tmp_path / "rows").json("/api/tabs")["paths"] == ["/", "/buffer", "/calls", "/labels"]
+    make_store(tmp_path / "whole", rows=2)
+    paths = Browser(tmp_path / "whole").json("/api/tabs")["paths"]
+    assert {"/buffer", "/evaluation"} <= set(paths)
+    assert not {"/tree", "/pair"} & set(paths)

@@ -96,7 +96,10 @@ def _filtered(snapshot: Snapshot, text: str, no_artifact: str) -> RowsOfFile:
             f"{text!r} is neither the id of a row, nor an artifact ({no_artifact}), nor a filter ({error})"
         ) from None
     if not len(places):
-        raise StoreError(f"no row of version {snapshot.version} fits the filter {text!r}")
+        raise StoreError(
+            f"{text!r} is neither the id of a row, nor an artifact ({no_artifact}), and as a filter no row of version "
+            f"{snapshot.version} fits"
+        )
     return RowsOfFile(sorted(snapshot.columns(["trajectory_id"])["trajectory_id"][places]), FILTER + text)
 
 

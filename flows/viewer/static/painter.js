@@ -2,6 +2,7 @@
 // single tokens exist only in blocks that the browser shows.
 import { classes } from "./lenses.js";
 import { visible } from "./text.js";
+import { SPECIAL } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Tokens} Tokens */
 /** @typedef {import("./lenses.js").Lens} Lens */
@@ -18,9 +19,10 @@ function lineEnd() {
 }
 
 export class Painter {
-  /** @param {Tokens} tokens @param {Lens} lens */
-  constructor(tokens, lens) {
+  /** @param {Tokens} tokens @param {Lens} lens @param {boolean} [folding] whether the style sheet folds tokens of the template */
+  constructor(tokens, lens, folding = false) {
     this.tokens = tokens;
+    this.folding = folding;
     this.lens = lens;
     /** @type {Block[] | null} in the order of the tokens; null if that is not known any more */
     this.ordered = null;
@@ -52,7 +54,7 @@ export class Painter {
     const added = this.tokens.blocks(from, to).map(([a, b]) => {
       const element = document.createElement("div");
       const text = visible(this.tokens.slice(a, b));
-      const lines = text.split("\n").reduce((sum, line) => sum + 1 + Math.floor(line.length / CHARACTERS), 0);
+      const lines = (this.folding ? text.replace(SPECIAL, "⋯") : text).split("\n").reduce((sum, line) => sum + 1 + Math.floor(line.length / CHARACTERS), 0);
       element.className = b < to && !this.tokens.endsLine(b - 1) ? "block goes-on" : "block";
       element.style.setProperty("--height", `${lines * LINE}px`);
       element.textContent = text;

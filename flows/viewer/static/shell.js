@@ -2,10 +2,11 @@
 import { Help, Said, listen, showHelp } from "./keys.js";
 import { Status } from "./progress.js";
 import { followLinks, place } from "./location.js";
-import { enter } from "./served.js";
+import { json } from "./api.js";
+import { enter, store } from "./served.js";
 import { Stores } from "./stores.js";
 import { theme, turnTheme } from "./theme.js";
-import { html, render, useEffect, useLayoutEffect, useState } from "./ui.js";
+import { html, render, signal, useEffect, useLayoutEffect, useState } from "./ui.js";
 
 /**
  * @typedef {{
@@ -18,6 +19,7 @@ import { html, render, useEffect, useLayoutEffect, useState } from "./ui.js";
 const LOADS = [];
 /** Milliseconds after which the modules of all other pages are fetched. */
 const LATER_MS = 1000;
+const LOOK_MS = 15_000; // as long as a page has nothing to show
 
 /** A page whose modules are fetched when it is opened, or a while after the first one was. @param {() => Promise<any>} load @param {string} name */
 export function later(load, name) {
@@ -43,6 +45,9 @@ function decoded(text) {
   }
 }
 
+/** Paths of the pages that have something to show; null until it is known: then all have a tab. */
+const filled = signal(/** @type {string[] | null} */ (null));
+
 /** @param {Pages} props */
 function Shell({ tabs, others, page }) {
   const { path } = place.value;
@@ -53,7 +58,7 @@ function Shell({ tabs, others, page }) {
   }, [path]);
   return html`<header class="top">
       <a class="skip" href="#page">skip to the page</a>
-      <nav aria-label="pages">${Object.entries(tabs).map(([to, said]) => html`<a href=${to} aria-current=${path === to ? "page" : undefined}>${said}</a>`)}${room in others && html`<span aria-current="page">${others[room]}</span>`}</nav>
+      <nav aria-label="pages">${Object.entries(tabs).filter(([to]) => !filled.value || filled.value.includes(to) || to === path).map(([to, said]) => html`<a href=${to} aria-current=${path === to ? "page" : undefined}>${said}</a>`)}${room in others && html`<span aria-current="page">${others[room]}</span>`}</nav>
       <${Stores} />
       <${Status} />
       <button class="quiet" onClick=${turnTheme}>theme: ${theme.value}</button>
@@ -70,4 +75,8 @@ export async function start(pages) {
   listen();
   render(html`<${Shell} ...${pages} />`, /** @type {Element} */ (document.getElementById("app")));
   setTimeout(loadOthers, LATER_MS);
+  if (!store) return; // a file
+  const look = () => json("/api/tabs").then((found) => (filled.value = found.paths), () => null);
+  await look();
+  setInterval(() => filled.value && filled.value.length < Object.keys(pages.tabs).length && !document.hidden && look(), LOOK_MS);
 }

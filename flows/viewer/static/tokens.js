@@ -130,7 +130,8 @@ export class Tokens {
   }
 }
 
-const SPECIAL = /<\|(?:im_start|start_header_id)\|>\w*(?:<\|end_header_id\|>)?\n?|<\|\w{1,40}\|>\n?|<\/?(?:start_of_turn|end_of_turn|bos|eos|s)>/g;
+/** What a chat template puts around messages. */
+export const SPECIAL = /<\|(?:im_start|start_header_id)\|>\w*(?:<\|end_header_id\|>)?\n?|<\|\w{1,40}\|>\n?|<\/?(?:start_of_turn|end_of_turn|bos|eos|s)>/g;
 
 /** Which tokens are of the chat template, by their text. Bytes are letters here, so that places in the text are bytes. @param {Tokens} tokens */
 function templates({ text, start, size, length }) {

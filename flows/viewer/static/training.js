@@ -1,6 +1,7 @@
 // Training: metrics by step with the doctor's bounds, live if a stage trains now, and the rows that a step learned from.
 import { arrow, json, useAnswer } from "./api.js";
-import { Chart, number } from "./chart.js";
+import { number } from "./chart.js";
+import { ChartGrid } from "./charts.js";
 import { Curves, LiveCurves } from "./curves.js";
 import { count, plural, time } from "./format.js";
 import { useKeys } from "./keys.js";
@@ -10,7 +11,6 @@ import { Empty, Problem } from "./problem.js";
 import { Stopped, farNow } from "./progress.js";
 import { Step } from "./step.js";
 import { pieces } from "./text.js";
-import { theme } from "./theme.js";
 import { effect, html, useEffect, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").TrainingStage} Stage */
@@ -118,8 +118,7 @@ function Charts({ stage, curves }) {
   const choose = (/** @type {number} */ chosen) => change({ step: chosen });
   return html`<section aria-labelledby="charts">
       <h2 id="charts">${pieces(stage.artifact ?? stage.stage)} <span class="soft">${stage.artifact ? pieces(stage.uses) : (stage.ended ?? `trains now${farNow(stage.run_id, stage.stage) && `, ${farNow(stage.run_id, stage.stage)}`}`)}; press a step in a chart, or j and k</span></h2>
-      <div class="charts">${[...curves.columns.keys()].map((name) => html`<${Chart} key=${name} name=${name} curves=${curves}
-        bands=${stage.bands.filter((band) => band.metric === name)} step=${step} choose=${choose} theme=${theme.value} />`)}</div>
+      <${ChartGrid} stage=${stage} curves=${curves} step=${step} choose=${choose} />
       <${Numbers} curves=${curves} step=${step} choose=${choose} />
     </section>
     ${step !== null && html`<${Step} key=${step} artifact=${stage.artifact} step=${step} at=${at} />`}`;

@@ -44,12 +44,12 @@ export function TrajectoryPage({ id }) {
 function Trajectory({ id, row, tokens }) {
   const { at, lens: wanted, t, m, template, found } = place.value.params;
   useMarks(".conversation", found ? found.split("\n") : []);
+  const whole = template === "shown";
   const usable = LENSES.filter((one) => !lacking(one, tokens));
   const lens = usable.find((one) => one.id === wanted) ?? (t !== undefined && !wanted ? usable[0] : null) ?? null;
-  const whole = template === "shown";
   const written = wanted === "text";
   const source = lens?.needs.map((name) => tokens.sources[name]).find(Boolean); // the stage that wrote what is shown
-  const painter = useMemo(() => new Painter(tokens, LENSES[0]), [tokens]);
+  const painter = useMemo(() => new Painter(tokens, lens ?? LENSES[0], !whole), [tokens, whole]);
   const spans = useMemo(() => shares(row.messages, tokens.length), [row, tokens]);
   const token = t === undefined ? -1 : Math.min(Number(t) || 0, tokens.length - 1);
   const current = m === undefined ? -1 : Number(m) || 0;

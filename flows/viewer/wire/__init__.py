@@ -35,6 +35,15 @@ class StoresShown(Answer):
     stores: list[str]
 
 
+# GET /api/tabs
+
+
+class Filled(Answer):
+    """The pages that have something to show, by their paths."""
+
+    paths: list[str]
+
+
 # GET /api/writing
 
 

@@ -87,6 +87,19 @@ def test_agents_work_at_once_and_tests_decide(policy: Policy) -> None:
     assert "answered" not in told
 
 
+def test_of_eight_at_once_one_is_killed_and_the_others_go_on(policy: Policy) -> None:
+    def words(text: str) -> str:
+        return says("kill -9 $PPID" if "number 3" in text else "echo hi > out.txt")(text)
+
+    rows = played(policy, harness(at_once=8), [task(f"work: number {number}") for number in range(8)], words)["work"]
+    by_task = {row.task_id: row for row in rows}
+    killed = by_task.pop("work: number 3")
+    assert (killed.reward, killed.termination) == (None, Termination.ENV_ERROR)
+    assert [(row.reward, row.termination) for row in by_task.values()] == [(1.0, Termination.ANSWERED)] * 7
+    for row in by_task.values():
+        check(policy, row)
+
+
 def test_a_test_that_fails_is_a_component_and_the_agent_cannot_change_it(policy: Policy) -> None:
     cheats = "mkdir -p ../tests tests; echo true > tests/right.sh; echo true > ../tests/right.sh; echo no > out.txt"
     [row] = played(policy, harness(), [task("work: cheat")], says(cheats))["work"]

@@ -1,4 +1,5 @@
-"""Recorders that are killed for good: no row trains on a turn that no client has received."""
+"""Recorders that are killed for good: no row trains on a turn that no client has received. ``KILLS`` says how often
+(default 4)."""
 
 import json
 import os
@@ -21,6 +22,7 @@ from recording import RowsInMemory, numbered, policy_for_tests, sampled, served
 from agentrl.models.policy import Policy
 
 HERE = Path(__file__).parent
+KILLS = int(os.environ.get("KILLS") or 4)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,7 @@ def test_no_row_trains_on_a_turn_that_nobody_received_whenever_the_server_is_kil
     policy: Policy, tmp_path: Path
 ) -> None:
     episodes = lost = 0
-    for number in range(4):
+    for number in range(KILLS):
         folder = tmp_path / str(number)
         told: dict[str, list[str]] = defaultdict(list)
         with process(folder) as (running, url):

@@ -63,10 +63,10 @@ def test_a_stage_that_was_killed_has_its_curves_its_log_and_the_command_that_goe
     before = set((folder / "store/runs").glob("*.json"))
     with subprocess.Popen(command, env=ENV, cwd=folder, stdout=subprocess.DEVNULL) as run:
         try:
-            wait_for(
-                lambda: any(file.stat().st_size for file in (folder / "store/runs").glob("*/live/grpo.jsonl")), 300
-            )
+            wait_for(lambda: set((folder / "store/runs").glob("*.json")) - before, 300)
             [record] = set((folder / "store/runs").glob("*.json")) - before
+            log = record.with_suffix("") / "live/grpo.jsonl"
+            wait_for(lambda: log.exists() and log.stat().st_size, 300)
             wait_for(lambda: json.loads(record.read_text())["stages"]["grpo"].get("progress"), 60)
         finally:
             os.kill(run.pid, signal.SIGKILL)

@@ -37,7 +37,7 @@ function Told({ value, at }) {
     <h2 id="failed">Calls that failed</h2>
     ${failed.length < sum && html`<p class="soft">the newest ${count(failed.length)} of ${count(sum)}</p>`}
     ${failed.length > 0 && html`<div class="wide-table" tabindex="0" role="region" aria-labelledby="failed"><table class="lines">
-      <thead><tr><th>row</th><th>tool</th><th>called with</th><th>answered</th></tr></thead>
-      <tbody>${failed.map((call) => html`<tr><td><a href=${rowAddress(call.trajectory_id, { at, m: call.message })}>${pieces(call.trajectory_id)}, message ${call.message + 1}</a></td><td>${pieces(call.tool)}</td><td class="mono">${pieces(call.arguments)}</td><td class="bad">${pieces(call.answer)}</td></tr>`)}</tbody>
+      <thead><tr><th>row</th><th>tool</th><th>answered</th><th>called with</th></tr></thead>
+      <tbody>${failed.map((call) => html`<tr><td><a href=${rowAddress(call.trajectory_id, { at, m: call.message })}>${pieces(call.trajectory_id)}, message ${call.message + 1}</a></td><td>${pieces(call.tool)}</td><td class="bad cut" title=${call.answer}>${pieces(call.answer)}</td><td class="mono cut" title=${call.arguments}>${pieces(call.arguments)}</td></tr>`)}</tbody>
     </table></div>`}`;
 }

@@ -30,7 +30,9 @@ export function EvaluationPage() {
     ${compared.problem && html`<${Problem} problem=${compared.problem} />`}
     ${than && arm
       ? compared.value ? html`<${Compared} difference=${compared.value} />` : !compared.problem && html`<p class="soft waiting">comparing …</p>`
-      : newest.value && html`<p class="soft">${value.evaluations.length > 1 ? "Choose two evaluations to compare them on the tasks of both." : "There is one evaluation; a second one of the same tasks can be compared with it."}</p>`}
+      : !given && !newest.value && !newest.problem
+        ? html`<p class="soft waiting headline">comparing the newest policy with the one before it …</p>`
+        : html`<p class="soft">${value.evaluations.length > 1 ? "Choose two evaluations to compare them on the tasks of both." : "There is one evaluation; a second one of the same tasks can be compared with it."}</p>`}
     <h2 id="all">All evaluations</h2>
     <p><label><input type="checkbox" checked=${greedy === "true"} onChange=${() => change({ than, arm, greedy: greedy === "true" ? null : true })} /> compare greedy attempts instead of sampled ones</label></p>
     <${Results} all=${value.evaluations} than=${than} arm=${arm} />`;

@@ -277,7 +277,14 @@ def test_payloads_in_answers_about_training_runs_and_the_doctor_are_text(seen: W
     page = seen.page
     for payload in PAYLOADS[:4]:
         live = {f"{payload}/{payload}": 50}
-        words |= {"version": None, "runs": {payload: payload}, "stages": {}, "live": live}
+        words |= {
+            "version": None,
+            "runs": {payload: payload},
+            "live": live,
+            "stages": {f"{payload}/{payload}": "running"},
+        }
+        words |= {"progress": {f"{payload}/{payload}": {"done": 1, "total": 2, "left_s": 3.0}}}
+        words |= {"stopped": [{"run_id": payload, "pipeline": payload, "stage": payload, "state": payload}]}
         stage = {"stage": payload, "uses": payload, "status": "failed", "artifact": payload, "reasons": [payload]}
         stage |= {
             "cause": payload,
@@ -285,10 +292,13 @@ def test_payloads_in_answers_about_training_runs_and_the_doctor_are_text(seen: W
             "started": "",
             "seconds": 1.0,
             "live": False,
+            "curves": True,
+            "progress": {"done": 1, "total": 2, "left_s": None},
+            "log": payload,
             "log_tail": payload,
         }
         run: dict[str, Any] = dict.fromkeys(
-            ("run_id", "pipeline", "state", "command", "host", "started", "gone"), payload
+            ("run_id", "pipeline", "state", "command", "host", "started", "gone", "go_on"), payload
         )
         answers["run"] = run | {"seconds": 1.0, "stages": [stage]}
         finding: dict[str, Any] = dict.fromkeys(

@@ -85,7 +85,7 @@ class Detectors:
                 start, end = match.span("s") if "s" in pattern.groupindex else match.span()
                 if _LOOKS.get(kind, _anything)(text[start:end]):
                     yield Detection(start, end, kind)
-        if self._settings.of("passwords") and ("pass" in small or "pwd" in small or "curl" in small or "sql" in small):
+        if self._settings.of("passwords") and any(hint in small for hint in p.PASSWORD_HINTS):
             yield from _assigned(text, p.ASSIGNED_PASSWORD, "PASSWORD", _is_password)
             yield from _said(text)
         if self._settings.of("keys") and any(hint in small for hint in p.SECRET_HINTS):
@@ -213,7 +213,7 @@ def _said(text: str) -> Iterator[Detection]:
     for kind, pattern, _ in p.SAID_PASSWORDS:
         for match in pattern.finditer(text):
             start, end = match.span("s")
-            end -= text[end - 1] in ".!?:)" and text[end : end + 1] in ("", " ", "\n")  # the sentence's
+            end -= text[end - 1] in ".?:)" and text[end : end + 1] in ("", " ", "\n")  # the sentence's
             if _is_password(text[start:end], quoted=False):
                 yield Detection(start, end, kind)
 
@@ -275,7 +275,8 @@ def _phones(text: str, regions: list[str | None]) -> Iterator[Detection]:
     for candidate in _PHONE_LIKE.finditer(text):
         written = candidate[0].strip()
         separators = sum(not character.isdigit() for character in written)
-        if not written.startswith("+") and (separators < 2 or _DATE.search(written)):
+        national = _TRUNK.fullmatch(written) or (separators >= 2 and not _DATE.search(written))
+        if not written.startswith("+") and not national:
             continue
         if not 7 <= len(written) - separators <= 15:
             continue
@@ -286,5 +287,7 @@ def _phones(text: str, regions: list[str | None]) -> Iterator[Detection]:
                 break
 
 
+_TRUNK = re.compile(r"0\d{2,4}[ -]\d{5,8}")
+"""An area with the 0 before it, and the number, as in 07911 123456."""
 _PHONE_LIKE = re.compile(r"(?<![\w/#$.+-])(?:\+\d|\(\d|\d)[\d(). -]{6,20}\d(?![\w.-]?\d)")
 _DATE = re.compile(r"(?:19|20)\d\d[-./]\d\d?[-./]\d\d?|\d\d?\.\d\d?\.\d{2,4}")

@@ -96,6 +96,7 @@ SECRET_NAME = (
     r"(?:api[_-]?key|access[_-]?key|secret|auth[_-]?key|account[_-]?key|private[_-]?key|encryption[_-]?key|"
     r"signing[_-]?key|(?<!page)(?<!page[_-])token(?!i[sz])|credentials?|session[_-]?id|sessionid)"
 )
+PASSWORD_HINTS = ("pass", "pw", "curl", "sql")
 SECRET_HINTS = ("key", "secret", "token", "credential", "session")
 _QUOTED = r"(?:\"(?P<d>[^\"\n\\]{6,200})\"|'(?P<q>[^'\n\\]{6,200})')"
 _ASSIGN = r"\\?[\"']?\]?\s{0,4}(?::=|=>|=(?!=)|:(?!:))\s{0,4}"
@@ -114,6 +115,7 @@ SAID_PASSWORDS = _compiled(
         rf"(?i:\b{PASSWORD_NAME}(?:\s(?:is|was|to|as|of)(?:\snow)?)?:?\s{{1,3}}[\"'`]?)(?P<s>[^\s\"'`,;<>\\]{{6,80}})",
     ),
     ("PASSWORD", "pass pwd", r"(?i:--(?:password|passwd|pass)(?:=|\s{1,3})[\"']?)(?P<s>[^\s\"'`<>\\]{6,80})"),
+    ("PASSWORD", "pw", r"(?i:\bpwd?\s{0,2}[:=]\s{0,2}[\"']?)(?P<s>[^\s\"'`,;<>\\]{6,80})"),
     ("PASSWORD", "sshpass", r"\bsshpass\s{1,3}-p\s{0,3}[\"']?(?P<s>[^\s\"'`<>\\]{4,80})"),
     ("PASSWORD", "mysql", r"\bmysql(?:dump)?\b[^\n]{0,80}?\s-p(?P<s>[^\s\"'`<>\\-][^\s\"'`<>\\]{5,80})"),
     (

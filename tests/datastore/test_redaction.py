@@ -48,6 +48,8 @@ def detected(text: str) -> list[tuple[str, str]]:
         ("postgres://app:q1w2e3r4@db:5432/x", "PASSWORD", "q1w2e3r4"),
         ("root:$6$saltsalt$" + "Ab1/" * 16 + ":19000:", "PASSWORD_HASH", "$6$saltsalt$" + "Ab1/" * 16),
         ("-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\ncut off", "PRIVATE_KEY", None),
+        ("log in with pw: Sommer2024!", "PASSWORD", "Sommer2024!"),
+        ("my number is 07911 123456", "PHONE", "07911 123456"),
         ("call (415) 555-2671 now", "PHONE", "(415) 555-2671"),
         ("from 10.20.31.44 port 22", "HOST", "10.20.31.44"),
         ("at 2001:db8:85a3::8a2e:370:7334 now", "HOST", "2001:db8:85a3::8a2e:370:7334"),

@@ -71,7 +71,7 @@ def test_a_stage_that_was_killed_has_its_curves_its_log_and_the_command_that_goe
         finally:
             os.kill(run.pid, signal.SIGKILL)
     with serving(str(folder / "store")) as url, window(browser, url) as seen:
-        page = seen.open(f"/run/{record.stem}", ".stopped")
+        page = seen.open(f"/run/{record.stem}", ".stopped p > code")
         told = page.inner_text(".stopped")
         assert "✗ grpo killed at" in told
         assert "of 500" in told

@@ -113,7 +113,7 @@ function Interval({ success, low, high, greedy, control }) {
 
 /** @param {{runs: Answer["runs"]}} props */
 function Runs({ runs }) {
-  return html`<div class="wide-table" tabindex="0" role="region" aria-label="runs"><table class="lines">
+  return html`<div class="wide-table" tabindex="0" role="region" aria-label="table of runs"><table class="lines">
     <thead><tr><th>run</th><th>pipeline</th><th>started (UTC)</th><th class="number">took</th><th>state</th><th>stopped at</th></tr></thead>
     <tbody>
       ${runs.map((run) => {

@@ -16,6 +16,7 @@ from agentrl.engines.configs import EmbeddedConfig, EngineConfig
 from agentrl.pipelines.generate import policy_of
 from agentrl.pipelines.parts.budget import SamplingConfig
 from agentrl.pipelines.tokenizers import keep_tokenizer
+from agentrl.schemas.annotation import Annotation
 from agentrl.schemas.json_text import shown, unstorable
 from agentrl.schemas.trajectory import Trajectory
 
@@ -56,6 +57,10 @@ class BufferRows:
             raise UnstorableError(f"{field} of {name} {reason}") from None
         if done.skipped and not {row.trajectory_id for row in rows} <= self.stored(recording):
             raise StoreError(f"append {first} of recording {recording} was made before, with other rows")
+
+    def annotate(self, annotations: list[Annotation]) -> None:
+        """See :class:`agentrl.recorder.aside.RowStore`."""
+        self.buffer.annotations.append(annotations)
 
 
 def engine_config(given: Any) -> EngineConfig:

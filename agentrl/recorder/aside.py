@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.recorder.episode import STAGE, DamagedRecordingError, RecordedEpisode
+from agentrl.schemas.annotation import Annotation
 from agentrl.schemas.trajectory import Trajectory, trajectory_id
 
 SUFFIX = ".aside"
@@ -29,6 +30,10 @@ class RowStore(Protocol):
 
     def keep(self, recording: str, rows: list[Trajectory]) -> None:
         """Append rows, all or none. Raises UnstorableError if it will never take them."""
+        ...
+
+    def annotate(self, annotations: list[Annotation]) -> None:
+        """Append what users say of rows, durably. What is there already is not added again."""
         ...
 
 
@@ -90,6 +95,8 @@ def release(aside: SetAside, store: RowStore) -> tuple[list[str], int]:
     if not episode.closed:
         episode.why = "released"
     rows = episode.rows()
+    if annotations := episode.annotations():
+        store.annotate(annotations)
     if rows and episode.name not in store.stored(aside.recording):
         store.keep(aside.recording, rows)
     aside.path.unlink()

@@ -19,6 +19,7 @@ from agentrl.recorder.recorder import Recorder, RecorderSettings
 from agentrl.recorder.sampler import Sampler
 from agentrl.recorder.turns import Turning
 from agentrl.recorder.wire import ApiError, OverflowingError, Reply, TurnRequest
+from agentrl.schemas.annotation import Annotation
 from agentrl.schemas.trajectory import Trajectory
 
 MODEL = "policy"
@@ -32,6 +33,9 @@ class _NotStored:
         return set()
 
     def keep(self, recording: str, rows: list[Trajectory]) -> None:
+        pass
+
+    def annotate(self, annotations: list[Annotation]) -> None:
         pass
 
 

@@ -14,9 +14,11 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from agentrl.engines.base import Turn
+from agentrl.recorder.feedback import Place, PostedFeedback, of_rows, places
 from agentrl.recorder.lines import Line, lines
 from agentrl.recorder.tree import SampledTurn, Tree, received
 from agentrl.recorder.wire import MOST
+from agentrl.schemas.annotation import Annotation
 from agentrl.schemas.json_text import shown, writer
 from agentrl.schemas.trajectory import (
     NOT_TRAINED,
@@ -115,6 +117,9 @@ class RecordedEpisode:
     closed: bool = False
     why: str = ""
     outcome: PostedReward | None = None
+    feedback: list[PostedFeedback] = field(default_factory=list)
+    placed: tuple[list[str], dict[int, Place]] = field(default_factory=lambda: ([], {}))
+    """Ids of the rows, and where each turn is in them; known from the end of the episode on."""
 
     @property
     def name(self) -> str:
@@ -139,8 +144,8 @@ class RecordedEpisode:
         }
         self.write({"episode": head})
 
-    def write(self, line: dict[str, Any]) -> None:
-        """Append a line. It outlives the process from here on, but not the machine."""
+    def write(self, line: dict[str, Any], durable: bool = False) -> None:
+        """Append a line. It outlives the process from here on, and if it is ``durable`` the machine."""
         if self.folder is None:
             return
         data = _LINE(line).encode() + b"\n"
@@ -150,6 +155,9 @@ class RecordedEpisode:
             if os.write(file, data) < len(data):
                 os.ftruncate(file, before)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            if durable:
+                os.fsync(file)
+                _sync_name(self.path)
         finally:
             os.close(file)
 
@@ -200,10 +208,24 @@ class RecordedEpisode:
             self.turns, self.counts = max(self.turns, turn.number + 1), counts
         elif "delivered" in line:
             by_number[line["delivered"]].delivered = line["is"]
+        elif "feedback" in line:
+            self.feedback.append(PostedFeedback(**line["feedback"]))
         elif "closed" in line:
             counts, outcome = Counter(line["counts"]), line["outcome"]
             self.outcome = PostedReward(**outcome) if outcome else None
             self.closed, self.why, self.counts = True, line["closed"], counts
+
+    def say(self, posted: PostedFeedback) -> None:
+        """Keep what a user says. It is on the disk from here on."""
+        if any(known.id == posted.id for known in self.feedback):
+            return
+        self.write({"feedback": posted.model_dump(mode="json")}, durable=True)
+        self.feedback.append(posted)
+
+    def annotations(self) -> list[Annotation]:
+        """What users said, about the rows of :meth:`rows`."""
+        ids = self.row_ids() if self.feedback else []
+        return list(of_rows(self.feedback, ids, places(self.tree.turns))) if ids else []
 
     def sampled(self, turn: SampledTurn) -> None:
         """Write a turn and the counts so far."""
@@ -293,6 +315,15 @@ class RecordedEpisode:
             logprobs=session.logprobs,
             spans=session.spans,
         )
+
+
+def _sync_name(path: Path) -> None:
+    """Make the name of a file durable."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _reason(error: Exception) -> str:

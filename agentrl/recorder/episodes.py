@@ -19,7 +19,9 @@ from filelock import FileLock, Timeout
 
 from agentrl.recorder.aside import SUFFIX, RowStore, UnstorableError, listed, set_aside
 from agentrl.recorder.episode import About, DamagedRecordingError, PostedReward, RecordedEpisode
+from agentrl.recorder.feedback import Place, PostedFeedback, of_rows, places
 from agentrl.recorder.tree import SampledTurn, Tree
+from agentrl.recorder.wire import ApiError
 from agentrl.schemas.trajectory import Trajectory
 
 REMEMBERED = 4096
@@ -157,8 +159,10 @@ class Episodes:
     def close(self, episode: RecordedEpisode, outcome: PostedReward | None, why: str) -> list[str]:
         """No further turn is sampled. Returns the ids of the rows, which are stored by :meth:`flush`."""
         posted = outcome.model_dump() if outcome else None
+        rows, turns = episode.row_ids(), places(episode.tree.turns)
         episode.write({"closed": why, "outcome": posted, "counts": dict(episode.counts)})
         episode.closed, episode.outcome, episode.why = True, outcome, why
+        episode.placed = rows, turns
         _end_sessions(episode)
         self.opened.pop(episode.name, None)
         for turn in episode.tree.turns:
@@ -172,7 +176,35 @@ class Episodes:
             _, oldest = self.closed.popitem(last=False)
             self.by_key.pop(oldest.key or "", None)
         self._finished.append(episode)
-        return episode.row_ids()
+        return rows
+
+    async def feedback(self, name: str, posted: PostedFeedback) -> int:
+        """Keep what a user says of an episode, open or closed; it is on the disk, or in the store, when this returns.
+        Returns the number of things that are said. Raises ApiError if there is no such episode or turn, and what the
+        store raises if it fails."""
+        episode = self.opened.get(name) or self.closed.get(name)
+        rows, turns = await self._stored_rows(name) if episode is None else episode.placed
+        if episode is not None and not episode.closed:
+            rows, turns = episode.row_ids(), places(episode.tree.turns)
+        if not rows:
+            raise ApiError(409, f"episode {name} has no turn of which something could be said", "no_turn")
+        if posted.turn is not None and posted.turn not in turns:
+            known = ", ".join(map(str, sorted(turns))) or "not known any more; leave turn out"
+            raise ApiError(404, f"episode {name} has no turn {posted.turn}; its turns are {known}", "turn_not_found")
+        annotations = list(of_rows([posted], rows, turns))
+        if episode is not None and not episode.closed:
+            episode.say(posted)
+        else:
+            await asyncio.to_thread(self.store.annotate, annotations)
+        return len(annotations)
+
+    async def _stored_rows(self, name: str) -> tuple[list[str], dict[int, Place]]:
+        """The rows of an episode that an earlier server stored. Which turns they have is not known any more."""
+        recording = name.split("-")[1] if name.count("-") == 2 else ""
+        ids = await asyncio.to_thread(self.store.stored, recording) if recording else set()
+        if name not in ids:
+            raise ApiError(404, f"there is no episode {name!r}", "episode_not_found")
+        return [name], {}
 
     def close_idle(self, idle_s: float, busy: set[RecordedEpisode]) -> None:
         """Close episodes without a request for so long. Raises OSError if a disk fails."""
@@ -227,6 +259,8 @@ class Episodes:
             except Exception as error:  # a bug of ours is no reason to keep the others waiting
                 self._end_aside(episode, f"its rows cannot be made: {type(error).__name__}: {error}", ended)
         try:
+            if annotations := [each for episode in rows for each in episode.annotations()]:
+                self.store.annotate(annotations)  # first: an episode whose rows are there is not looked at again
             if together := [row for own in rows.values() for row in own]:
                 self.store.keep(episodes[0].recording, together)
             ended.update(rows)

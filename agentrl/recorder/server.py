@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from agentrl.recorder.app import LOOPBACK, application, body_of, guarded, key_of
 from agentrl.recorder.episode import About, PostedReward
 from agentrl.recorder.episodes import new_key
+from agentrl.recorder.feedback import PostedFeedback
 from agentrl.recorder.listening import bound
 from agentrl.recorder.recorder import Recorder
 from agentrl.recorder.wire import ApiError, read
@@ -62,6 +63,17 @@ def recording(recorder: Recorder, host: str) -> ASGIApp:
         ids = await recorder.reward(episode, outcome)
         return JSONResponse({"id": episode.name, "rows": ids, "reward": outcome.reward})
 
+    async def told(request: Request) -> Response:
+        name = request.path_params["episode"]
+        try:
+            recorder.place_of(key_of(request), name)
+        except ApiError as error:  # people say later, too, what they think of it
+            if error.code not in ("episode_closed", "episode_not_found"):
+                raise
+        posted = read(PostedFeedback, await body_of(request))
+        number = await recorder.episodes.feedback(name, posted)
+        return JSONResponse({"id": posted.id, "episode": name, "kept": number})
+
     async def state(request: Request) -> Response:
         name = request.path_params["episode"]
         try:
@@ -78,6 +90,7 @@ def recording(recorder: Recorder, host: str) -> ASGIApp:
         [
             Route("/episodes", guarded(opened, local), methods=["POST"]),
             Route("/episodes/{episode}", guarded(state, local)),
+            Route("/episodes/{episode}/feedback", guarded(told, local), methods=["POST"]),
             Route("/episodes/{episode}/reward", guarded(rewarded, local), methods=["POST"]),
         ],
         local,

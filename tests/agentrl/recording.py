@@ -23,6 +23,7 @@ from agentrl.recorder.listening import bound
 from agentrl.recorder.recorder import Recorder, RecorderSettings
 from agentrl.recorder.sampler import Sampler
 from agentrl.recorder.server import recording, server_of
+from agentrl.schemas.annotation import Annotation
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Message, Role, Span, ToolCall, Trajectory
 
@@ -120,6 +121,7 @@ class RowsInMemory:
     rows: dict[str, list[Trajectory]] = field(default_factory=dict)
     fails: list[Exception] = field(default_factory=list)
     refuses: Callable[[Trajectory], Exception | None] = lambda _: None
+    annotations: dict[str, Annotation] = field(default_factory=dict)
 
     def stored(self, recording: str) -> set[str]:
         return {row.trajectory_id for row in self.rows.get(recording, [])}
@@ -131,6 +133,9 @@ class RowsInMemory:
             if (error := self.refuses(row)) is not None:
                 raise error
         self.rows.setdefault(recording, []).extend(rows)
+
+    def annotate(self, annotations: list[Annotation]) -> None:
+        self.annotations.update({each.annotation_id: each for each in annotations})
 
     def all(self) -> list[Trajectory]:
         return [row for rows in self.rows.values() for row in rows]

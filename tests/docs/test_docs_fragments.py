@@ -16,6 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 
+from agentrl.datastore.annotations.labels import LabelSchema
 from agentrl.datastore.curation.rules import Rule
 from agentrl.environments import ENVIRONMENT
 from agentrl.pipelines.file.library import builtin_stages, resolve
@@ -82,6 +83,8 @@ def check(value: Mapping[str, Any], block: Block) -> None:
             TypeAdapter(list[Rule]).validate_python(item)
         elif key in CutTerms.model_fields:
             CutTerms.model_validate({key: item})
+        elif key == "labels":
+            LabelSchema.model_validate(value)
         elif key == "execution":
             Execution.model_validate(item)
         elif key == "profiles":

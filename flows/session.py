@@ -200,6 +200,8 @@ class RunSession:
             if name in self.record.get("stages", {}):
                 told = {"done": done, "total": total, "left_s": None if left is None else round(left, 1)}
                 self.record["stages"][name]["progress"] = told
+                if "shards" in metrics:
+                    self.record["stages"][name]["shards"] = metrics["shards"]
                 self._further = True
         self.display.progress(name, done, total, metrics)
 

@@ -1,5 +1,6 @@
 """How plans, runs and artifacts are printed."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -62,21 +63,32 @@ def print_placement(console: Console, placement: Placement) -> None:
 
 def status_rows(plan: Plan, runs: list[Run]) -> list[dict[str, Any]]:
     """One row for each stage of a pipeline: its state, since when it is cached, how long it took in seconds, its
-    metrics, or why it would run."""
-    working = {name for run in runs if run["state"] == "running" for name in _running(run)}
+    metrics, how far it is, or why it would run."""
+    working = {name: run["stages"][name] for run in runs if run["state"] == "running" for name in _running(run)}
     rows = []
     for step in plan.steps.values():
         manifest = step.manifest
+        text = metrics_text(manifest.metrics) if manifest else "; ".join(step.reasons)
         rows.append(
             {
                 "stage": step.name,
                 "state": "running" if step.name in working else "cached" if manifest else "out of date",
                 "since": manifest.created_at if manifest else None,
                 "duration_s": manifest.duration_s if manifest else None,
-                "metrics or reason": metrics_text(manifest.metrics) if manifest else "; ".join(step.reasons),
+                "metrics or reason": _how_far(working.get(step.name, {})) or text,
             }
         )
     return rows
+
+
+def _how_far(stage: Mapping[str, Any]) -> str:
+    """How far a stage that runs is, by the record of its run: what is done, of how much, and which shards these are."""
+    progress = stage.get("progress")
+    if not progress:
+        return ""
+    of = f" of {progress['total']}" if progress["total"] else ""
+    shards = f" shards: {stage['shards']}" if "shards" in stage else ""
+    return f"{progress['done']}{of}{shards}"
 
 
 def print_status(console: Console, plan: Plan, runs: list[Run]) -> None:

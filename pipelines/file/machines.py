@@ -73,7 +73,7 @@ def wrong(execution: Execution, given: Collection[str], config: Any) -> Iterator
         )
 
 
-DIVIDED = ("trajectories.curate", "trajectories.select")
+DIVIDED = ("trajectories.curate", "trajectories.cut", "trajectories.select")
 """Stages whose work is divided into shards."""
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from agentrl.datastore.curation.rules import ByAnnotations, Decontaminate, Rule, Rules
 from agentrl.datastore.search.embedding import EmbedderChoice
 from agentrl.pipelines.handles import Folder, Table, Tasks, Trajectories
+from agentrl.pipelines.parts.dividing import dividing
 from agentrl.pipelines.stage import Context, External, StageConfig, stage
 from agentrl.pipelines.stages.curate import distinct, funnel_table
 from agentrl.pipelines.stages.select import first_level, in_split, matching, not_in_split
@@ -191,16 +192,18 @@ def _narrowed(
         funnel = first_level(config.split, len(left), len(ids))
         for level in funnel:
             add(level.rule, left)
-    result = curate(
-        context.buffer,
-        config.rules,
-        ids=ids,
-        seed=context.seed,
-        embedder=config.embedder,
-        version=version,
-        on_dropped=add,
-        progress=context.progress,
-    )
+    with dividing(context) as divide:
+        result = curate(
+            context.buffer,
+            config.rules,
+            ids=ids,
+            seed=context.seed,
+            embedder=config.embedder,
+            version=version,
+            on_dropped=add,
+            progress=context.progress,
+            divide=divide,
+        )
     return result.ids, [*funnel, *result.funnel]
 
 
@@ -230,16 +233,18 @@ def _compared(
     for name, (compared, questions) in sets.items():
         splits = [compared.split] if compared.split else []
         settings = {"ngram": compared.ngram, "overlap": compared.overlap, "cosine": compared.cosine}
-        result = curate(
-            context.buffer,
-            [Decontaminate.model_validate({"rule": "decontaminate", "splits": splits, **settings})],
-            ids=ids,
-            heldout=[] if compared.split else questions,
-            seed=context.seed,
-            embedder=config.embedder,
-            version=version,
-            on_dropped=_under(f"evaluation set {name}", add),
-        )
+        with dividing(context) as divide:
+            result = curate(
+                context.buffer,
+                [Decontaminate.model_validate({"rule": "decontaminate", "splits": splits, **settings})],
+                ids=ids,
+                heldout=[] if compared.split else questions,
+                seed=context.seed,
+                embedder=config.embedder,
+                version=version,
+                on_dropped=_under(f"evaluation set {name}", add),
+                divide=divide,
+            )
         [level] = result.funnel
         funnel.append(Level(f"evaluation set {name}", level.before, level.after, level.examples))
         digest, dropped = question_digest(questions), level.before - level.after

@@ -9,7 +9,6 @@ from pydantic import TypeAdapter, ValidationError
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import InvalidRowsError, StoreError
-from agentrl.datastore.redaction.rows import RowRedaction
 from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import EmbeddedConfig, EngineConfig
@@ -21,6 +20,7 @@ from agentrl.schemas.json_text import shown, unstorable
 from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
+    from agentrl.datastore.redaction.rows import RowRedaction
     from agentrl.recorder.recorder import Recorder, RecorderSettings
 
 FOLDER = "recordings"
@@ -33,7 +33,7 @@ class BufferRows:
     placeholders stand for the secrets in them."""
 
     buffer: TrajectoryBuffer
-    redaction: RowRedaction | None = None
+    redaction: "RowRedaction | None" = None
 
     def stored(self, recording: str) -> set[str]:
         """See :class:`agentrl.recorder.aside.RowStore`."""
@@ -122,7 +122,11 @@ def recorder_of(
     if not keep_tokenizer(buffer.storage, policy) and redacted:
         raise ValueError("--secrets: the tokenizer of this model has no fast form, so its tokens cannot be redacted")
     folder = recordings_of(buffer)
-    kept = BufferRows(buffer, RowRedaction(buffer.storage) if redacted else None)
-    episodes = Episodes(folder, kept, policy.name, policy.tokenizer_fingerprint)
+    redaction = None
+    if redacted:
+        from agentrl.datastore.redaction.rows import RowRedaction
+
+        redaction = RowRedaction(buffer.storage)
+    episodes = Episodes(folder, BufferRows(buffer, redaction), policy.name, policy.tokenizer_fingerprint)
     sampler = Sampler(engine.build(policy), policy, sampling.of(policy), turn_s, seed)
     return Recorder(sampler, policy.name, episodes, settings)

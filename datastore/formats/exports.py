@@ -12,11 +12,11 @@ from agentrl.datastore.formats.files import replaced
 from agentrl.datastore.formats.own import OwnFormat
 from agentrl.datastore.formats.row_parts import present
 from agentrl.datastore.read.lookup import Ids, id_array
-from agentrl.datastore.redaction.rows import RowRedaction
 from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
+    from agentrl.datastore.redaction.rows import RowRedaction
 
 BATCH_ROWS = 256
 
@@ -74,6 +74,8 @@ def export_rows(
     if secrets == "refuse":
         refuse_secrets(*held_secrets(buffer, ids))
     elif secrets == "redact":
+        from agentrl.datastore.redaction.rows import RowRedaction
+
         rows = _redacted(RowRedaction(buffer.storage), rows, counts)
     with replaced(path, force) as working:
         assert format.write is not None
@@ -104,6 +106,8 @@ def _rows(buffer: "TrajectoryBuffer", ids: Ids) -> Iterator[Trajectory]:
 
 def held_secrets(buffer: "TrajectoryBuffer", ids: Ids) -> tuple[list[str], Counter[str]]:
     """Which of these rows hold secrets, and the places in their texts where these stand, by kind."""
+    from agentrl.datastore.redaction.rows import RowRedaction
+
     redaction = RowRedaction(buffer.storage, on_tokens="drop")  # nothing is written: their text is not needed
     held, counts = list[str](), Counter[str]()
     for row in _rows(buffer, ids):
@@ -126,7 +130,7 @@ def refuse_secrets(held: list[str], counts: Counter[str]) -> None:
     )
 
 
-def _redacted(redaction: RowRedaction, rows: Iterator[Trajectory], counts: Counter[str]) -> Iterator[Trajectory]:
+def _redacted(redaction: "RowRedaction", rows: Iterator[Trajectory], counts: Counter[str]) -> Iterator[Trajectory]:
     """Rows with placeholders for their secrets, which are counted."""
     for row in rows:
         cleaned = redaction.clean(row)

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from agentrl.datastore.artifacts.tokenizers import kept
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.redaction.detect import Detectors
 from agentrl.datastore.redaction.placeholders import Placeholders
-from agentrl.datastore.redaction.settings import EVERYTHING, Redaction
+from agentrl.datastore.redaction.settings import EVERYTHING, OnTokens, Redaction
 from agentrl.datastore.redaction.texts import RowSecrets
 from agentrl.datastore.redaction.tokens import Change, Vocabulary, changes, positions, runs
 from agentrl.schemas.trajectory import Message, Span, Trajectory
@@ -25,8 +25,6 @@ REDACTED = "redacted"
 TEXTS = ("prompt", "task_id", "episode_id", "group_id", "agent", "policy", "source_id", "source_file", "model")
 JSONS = ("tools", "final_state", "sampling")
 """Columns of a row, beside its messages and tags, that what others wrote may be in."""
-
-OnTokens = Literal["rewrite", "drop"]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Detector = Literal["keys", "passwords", "private_keys", "mail", "phone", "hosts", "users"]
+OnTokens = Literal["rewrite", "drop"]
+"""What happens to the tokens of a row with secrets."""
 DETECTORS: tuple[Detector, ...] = ("keys", "passwords", "private_keys", "mail", "phone", "hosts", "users")
 
 

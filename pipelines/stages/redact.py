@@ -1,18 +1,20 @@
 """The stage that replaces secrets of stored trajectories by placeholders."""
 
 from collections import Counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pydantic import Field
 
-from agentrl.datastore.redaction.rows import OnTokens, RowRedaction
-from agentrl.datastore.redaction.settings import Redaction
+from agentrl.datastore.redaction.settings import OnTokens, Redaction
 from agentrl.pipelines.handles import Table, Trajectories
 from agentrl.pipelines.parts.common import count
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.pipelines.stages.curate import distinct
 from agentrl.schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.datastore.redaction.rows import RowRedaction
 
 SHARD_ROWS = 512
 """Rows that are read at once, and whose redacted copies are appended at once."""
@@ -66,6 +68,8 @@ def redact(context: Context, config: RedactConfig, trajectories: list[Trajectori
 
     Raises StoreError if a row has tokens of a tokenizer that the store does not keep.
     """
+    from agentrl.datastore.redaction.rows import RowRedaction
+
     given = distinct(trajectories)
     redaction = RowRedaction(context.buffer.storage, config.secrets, config.tokens)
     rows_of, places_of = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -108,7 +112,7 @@ def redact(context: Context, config: RedactConfig, trajectories: list[Trajectori
 
 
 def _report(
-    context: Context, redaction: RowRedaction, places_of: Counter[tuple[str, str]], given: int, made: int
+    context: Context, redaction: "RowRedaction", places_of: Counter[tuple[str, str]], given: int, made: int
 ) -> None:
     """Counts by kind in the metrics, and in a line."""
     kinds: Counter[str] = Counter()

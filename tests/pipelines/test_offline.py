@@ -1,7 +1,9 @@
 """Which stored rollouts train.offline and KTO take, and which of them are compared with each other."""
 
+import json
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,20 @@ def model(harness: Harness, tasks: Tasks) -> Model:
     return harness.run(sft, CONFIG | {"model": {"init": "tiny"}}, trajectories=[expert])["model"]
 
 
+@pytest.fixture(scope="module")
+def sampled(harness: Harness, tasks: Tasks, model: Model) -> Callable[[str], Trajectories]:
+    """Rows that the policy samples with a config, as JSON; each config samples once."""
+    return cache(lambda config: harness.run(sample, json.loads(config), model=model, tasks=tasks)["trajectories"])
+
+
+@pytest.fixture(scope="module")
+def of_others(harness: Harness, tasks: Tasks, model: Model) -> Trajectories:
+    """Rows of other weights than those that are trained, so that ratios are not 1."""
+    expert = harness.run(synthesize, tasks=tasks)["trajectories"]
+    other = harness.run(sft, CONFIG | {"optimizer": {"lr": 0.01}}, trajectories=[expert], model=model)
+    return harness.run(sample, TWO_OF_EACH | {"samples": 4}, model=other["model"], tasks=tasks)["trajectories"]
+
+
 def scored(harness: Harness, given: Trajectories, rewards: list[float], **changes: Any) -> Trajectories:
     """Copies of rows with these rewards."""
     rows = [
@@ -82,10 +98,10 @@ def test_groups_of_equal_rewards_are_named_if_they_are_all(
 @pytest.mark.parametrize("stage", [offline, kto], ids=lambda stage: stage.name)
 @pytest.mark.parametrize("shift", [{"temperature": 0.0}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}], ids=str)
 def test_rows_that_are_no_samples_of_the_policy_are_refused(
-    harness: Harness, tasks: Tasks, model: Model, stage: Any, shift: dict[str, float]
+    harness: Harness, sampled: Callable[[str], Trajectories], model: Model, stage: Any, shift: dict[str, float]
 ) -> None:
     plain, other = (
-        scored(harness, harness.run(sample, config, model=model, tasks=tasks)["trajectories"], [0.0, 1.0, 1.0, 0.0])
+        scored(harness, sampled(json.dumps(config)), [0.0, 1.0, 1.0, 0.0])
         for config in (TWO_OF_EACH, {"samples": 2, "sampling": {**LIMITS, **shift}})
     )
     with pytest.raises(ValueError, match=rf"4 of 8 rows were not sampled at temperature 1 .*{other.ids()[0]}"):
@@ -140,11 +156,14 @@ def test_rollouts_are_compared_with_those_of_their_own_policy_and_ticket(
     ids=lambda algorithm: algorithm["type"],
 )
 def test_rows_are_credited_in_columns_as_by_their_tokens(
-    harness: Harness, tasks: Tasks, model: Model, algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    harness: Harness,
+    sampled: Callable[[str], Trajectories],
+    model: Model,
+    algorithm: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No rollout is read whole, and the rows are those of the way that looks at every token."""
-    made = harness.run(sample, TWO_OF_EACH, model=model, tasks=tasks)["trajectories"]
-    more = harness.run(sample, TWO_OF_EACH | {"samples": 3}, model=model, tasks=tasks)["trajectories"]
+    made, more = (sampled(json.dumps(TWO_OF_EACH | {"samples": number})) for number in (2, 3))
     given = [scored(harness, made, [0.0, 1.0, 1.0, 1.0]), scored(harness, more, [0.2, 0.7, 0.1, 0.5, 0.5, 0.5])]
     config = CONFIG | {"algorithm": algorithm}
 
@@ -225,12 +244,9 @@ SURPRISE = {"type": f"{__name__}:Surprise"}
     ids=str,
 )
 def test_rows_are_credited_in_parts_as_at_once(
-    harness: Harness, tasks: Tasks, model: Model, algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    harness: Harness, of_others: Trajectories, model: Model, algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other weights sampled than those that are trained, so that ratios are not 1."""
-    other = harness.run(sft, CONFIG | {"optimizer": {"lr": 0.01}}, trajectories=[_expert(harness, tasks)], model=model)
-    rows = harness.run(sample, TWO_OF_EACH | {"samples": 4}, model=other["model"], tasks=tasks)["trajectories"]
-    given = [scored(harness, rows, [0.0, 1.0, 0.5, 0.0, 1.0, 0.0, 0.0, 0.2])]
+    given = [scored(harness, of_others, [0.0, 1.0, 0.5, 0.0, 1.0, 0.0, 0.0, 0.2])]
     config = CONFIG | {"algorithm": algorithm}
     monkeypatch.setattr(token_credit, "PART_TOKENS", 200)
     parts = harness.run(offline, config, trajectories=given, model=model)
@@ -286,10 +302,6 @@ def test_agents_of_an_episode_count_alike_stored_and_online(
     assert {row["row_id"]: row["unit"] for row in stored} == {name: row.unit for name, row in online.items()}
     for row in stored:
         assert row["weights"] == pytest.approx(online[row["row_id"]].weights)
-
-
-def _expert(harness: Harness, tasks: Tasks) -> Trajectories:
-    return harness.run(synthesize, tasks=tasks)["trajectories"]
 
 
 def test_advantages_that_miss_a_token_are_refused(harness: Harness, tasks: Tasks, model: Model) -> None:

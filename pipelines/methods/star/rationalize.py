@@ -23,6 +23,9 @@ from agentrl.rollouts.rationalize import HINT, only_repeats, strip_hint
 from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agentrl.models.policy import Policy
     from agentrl.schemas.task import Task
 
 
@@ -55,17 +58,7 @@ def rationalize(
     """Retry the tasks that no given trajectory solved, with the answer as a hint, or with ``context``, such as notes
     (guidance; then tasks without notes are left out). The output holds the solved retries without it; the retries as
     they were sampled stay in the buffer, with source ``hinted``."""
-    from agentrl.rollouts.runner import tickets
-
-    solved = {
-        task_id
-        for selection in trajectories
-        for task_id, success, tags in zip(
-            *selection.table(["task_id", "success", "tags"]).to_pydict().values(), strict=True
-        )
-        if success and NOT_TRAINED not in tags
-    }
-    rows = tasks.read()
+    solved, rows = _solved(trajectories), tasks.read()
     unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
     check_trained_on(list(unsolved.values()))
     policy = load_policy(model, config.engine)
@@ -78,20 +71,7 @@ def rationalize(
     def hint_of(task: "Task") -> str:
         return showing.of(task).template if config.context else config.hint
 
-    shards = Shards(context)
-    every = tickets(list(unsolved.values()), config.samples, context.trajectory_id)
-    attempts = {name: replace(attempt, hint=hint_of(attempt.task)) for name, attempt in shards.missing(every).items()}
-    if attempts:
-        sampling = config.sampling.of(policy)
-        with rollout_runner(context, policy, rows, sampling, config.engine, config.limits) as runner:
-            check_room(policy, runner, list(unsolved.values()), hint_of)
-            made = runner.run(list(attempts.values()), stream(context.seed, "hinted"), list(attempts), source="hinted")
-        tags = [showing(attempt.task).tags for attempt in attempts.values()]
-        made = [row.model_copy(update={"tags": [*tag, *row.tags]}) for row, tag in zip(made, tags, strict=True)]
-        count(context, showing.counts)
-        shards.append(made, 0)
-        shards.finish(2)
-        record_failures(context, runner)
+    _retry(context, config, policy, rows, unsolved, showing, hint_of)
     retried = context.select(sorted(_of_source(context, "hinted")))
     warn_of_ends(retried.table(["termination", "success"]), "retries")
     hinted = retried.read()
@@ -112,6 +92,43 @@ def rationalize(
     context.metrics.update(unsolved=len(unsolved), retries=len(hinted), rationalized=len(stripped))
     count(context, {"ungrounded": ungrounded})
     return context.select([row.trajectory_id for row in stripped])
+
+
+def _solved(trajectories: list[Trajectories]) -> set[str]:
+    """Tasks that a row solved which may be trained on."""
+    columns = ["task_id", "success", "tags"]
+    tables = (selection.table(columns).to_pydict() for selection in trajectories)
+    rows = (row for table in tables for row in zip(*table.values(), strict=True))
+    return {task_id for task_id, success, tags in rows if success and NOT_TRAINED not in tags}
+
+
+def _retry(
+    context: Context,
+    config: RationalizeConfig,
+    policy: "Policy",
+    rows: "list[Task]",
+    unsolved: "dict[str, Task]",
+    showing: Showing,
+    hint_of: "Callable[[Task], str]",
+) -> None:
+    """Sample the retries that the buffer does not hold yet. ``rows`` are all tasks."""
+    from agentrl.rollouts.runner import tickets
+
+    shards = Shards(context)
+    every = tickets(list(unsolved.values()), config.samples, context.trajectory_id)
+    attempts = {name: replace(attempt, hint=hint_of(attempt.task)) for name, attempt in shards.missing(every).items()}
+    if not attempts:
+        return
+    sampling = config.sampling.of(policy)
+    with rollout_runner(context, policy, rows, sampling, config.engine, config.limits) as runner:
+        check_room(policy, runner, list(unsolved.values()), hint_of)
+        made = runner.run(list(attempts.values()), stream(context.seed, "hinted"), list(attempts), source="hinted")
+    tags = [showing(attempt.task).tags for attempt in attempts.values()]
+    made = [row.model_copy(update={"tags": [*tag, *row.tags]}) for row, tag in zip(made, tags, strict=True)]
+    count(context, showing.counts)
+    shards.append(made, 0)
+    shards.finish(2)
+    record_failures(context, runner)
 
 
 def _of_source(context: Context, source: str) -> list[str]:

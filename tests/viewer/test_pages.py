@@ -128,7 +128,7 @@ def test_keys_walk_select_and_open_rows_of_the_table(seen: Watched) -> None:
     page.keyboard.press("k")
     page.keyboard.press("x")
     assert "1 row selected" in page.inner_text(".counts")
-    second = page.inner_text("#row-1 a")
+    second = str(page.text_content("#row-1 a"))
     page.keyboard.press("Enter")
     page.wait_for_selector(".turn")
     assert page.inner_text("h1").startswith(second)
@@ -350,8 +350,8 @@ def test_rows_without_tokens_say_so(seen: Watched) -> None:
 @both_themes
 def test_two_evaluations_are_compared_on_the_tasks_of_both(seen: Watched) -> None:
     page = seen.open("/evaluation", ".lines")
-    page.get_by_role("radio", name=re.compile("than: eval_warm")).check()
-    page.get_by_role("radio", name=re.compile("arm: eval_grpo")).check()
+    page.get_by_role("radio", name=re.compile("compared with: eval_warm")).check()
+    page.get_by_role("radio", name=re.compile("this one: eval_grpo")).check()
     page.wait_for_selector("#verdict")
     assert "16 tasks of both" in page.inner_text("section[aria-labelledby=verdict]")
     assert page.locator("section[aria-labelledby=verdict] h3").count() == 2

@@ -49,7 +49,7 @@ Until = Annotated[list[str] | None, typer.Option(help="This stage and all before
 Force = Annotated[bool, typer.Option("--force", help="Take the stages as not cached")]
 OnSecrets = Annotated[
     str | None,
-    typer.Option("--secrets", help="redact: write placeholders for secrets; refuse: fail if a row holds any"),
+    typer.Option("--secrets", help="redact: write placeholders for secrets; refuse: fail if a row holds any (exports)"),
 ]
 Replace = Annotated[bool, typer.Option("--force", help="Replace a file that exists")]
 Artifact = Annotated[str, typer.Argument(help="TAG, STAGE (its newest), PIPELINE:STAGE or STAGE/FINGERPRINT")]

@@ -10,7 +10,7 @@ import typer
 
 from agentrl.flows.commands._common import FAILED, fail, on_secrets, open_catalog
 from agentrl.flows.commands.artifacts import looked_up
-from agentrl.flows.options import Host, Json, ModelName, Port, Seed, TurnTokens, command
+from agentrl.flows.options import Host, Json, ModelName, OnSecrets, Port, Seed, TurnTokens, command
 from agentrl.flows.terminal import say, say_json
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ def serve(
         str, typer.Option(help="keep: earlier turns stay as sampled; template: as the chat template shows them")
     ] = "keep",
     idle_s: Annotated[float, typer.Option(min=1, help="Seconds without a request that end an episode unscored")] = 3600,
-    secrets: Annotated[
-        str | None, typer.Option(help="redact: rows are stored with placeholders for secrets, see the extra redact")
-    ] = None,
+    secrets: OnSecrets = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:

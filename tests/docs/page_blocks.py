@@ -34,7 +34,7 @@ NOTES = (
     "words differ",
     "output of ",
 )
-CODE = ("console", "python", "yaml", "json")
+CODE = ("console", "python", "yaml", "json", "jsonl")
 
 
 @dataclass(frozen=True)

@@ -126,11 +126,12 @@ def test_yaml_is_what_the_schemas_read(block: Block, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "block", [block for block in BLOCKS if block.language == "json"], ids=lambda block: block.place
+    "block", [block for block in BLOCKS if block.language in ("json", "jsonl")], ids=lambda block: block.place
 )
 def test_json_is_json(block: Block) -> None:
     """A part of an object, or a file of lines."""
-    texts = block.text.splitlines() if block.file.endswith(".jsonl") else [f"{{{block.text}}}"]
+    lines = block.language == "jsonl" or block.file.endswith(".jsonl")
+    texts = block.text.splitlines() if lines else [f"{{{block.text}}}"]
     assert all(json.loads(text) for text in texts)
 
 

@@ -278,6 +278,7 @@ def test_pages_show_commands_and_options_that_exist() -> None:
         words = line.partition(" # ")[0].split()
         named = [name for name in (" ".join(words[:2]), words[0]) if name in known]
         assert named, f"{page}: agentrl {line}"
-        options = {option for parameter in known[named[0]].params for option in parameter.opts}
+        params = known[named[0]].params
+        options = {option for parameter in params for option in (*parameter.opts, *parameter.secondary_opts)}
         for word in words:
             assert not word.startswith("--") or word.partition("=")[0] in options, f"{page}: agentrl {line}"

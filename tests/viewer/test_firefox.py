@@ -49,7 +49,9 @@ class Firefox:
         while True:
             answer = json.loads(self.socket.recv(timeout=60))
             if answer.get("method") == "log.entryAdded" and answer["params"]["level"] == "error":
-                self.errors.append(str(answer["params"]["text"]))
+                text = str(answer["params"]["text"])
+                if not re.search(r"/api/events was interrupted while the page was loading", text):  # it was left
+                    self.errors.append(text)
             if answer.get("id") == number:
                 if "result" not in answer:
                     raise RuntimeError(f"{method}: {answer.get('message')}")

@@ -312,13 +312,13 @@ def test_a_hundred_thousand_tokens_are_drawn_block_by_block(seen: Watched) -> No
     assert page.evaluate("document.querySelectorAll('.block').length") > 190
     assert 100 < page.locator(".t").count() < 20_000
     page.locator(".minimap").click(position={"x": 30, "y": 660})
-    page.wait_for_selector(".t.now")
+    page.wait_for_selector(".t.now", timeout=60_000)  # all messages are there first
     last = int(page.evaluate("new URLSearchParams(location.search).get('t')"))
     assert last > 95_000
     assert page.locator(".t.now").is_visible()
     assert page.evaluate("document.querySelector('.conversation').textContent.length") > 200_000  # for find and copy
     page.reload()
-    page.wait_for_selector(".t.now")
+    page.wait_for_selector(".t.now", timeout=60_000)  # all messages are there first
     until(
         page, "(([box]) => box.top > 0 && box.bottom < innerHeight)(document.querySelector('.t.now').getClientRects())"
     )

@@ -1,4 +1,4 @@
-// Draws tokens. All text of a row is in the document, so that find, selection and screen readers have it; elements for
+// Draws tokens. All text of a row but what is folded is in the document, so that find, selection and screen readers have it; elements for
 // single tokens exist only in blocks that the browser shows.
 import { classes } from "./lenses.js";
 import { visible } from "./text.js";
@@ -53,8 +53,8 @@ export class Painter {
   fill(host, from, to) {
     const added = this.tokens.blocks(from, to).map(([a, b]) => {
       const element = document.createElement("div");
-      const text = visible(this.tokens.slice(a, b));
-      const lines = (this.folding ? text.replace(SPECIAL, "⋯") : text).split("\n").reduce((sum, line) => sum + 1 + Math.floor(line.length / CHARACTERS), 0);
+      const text = this.text(a, b);
+      const lines = text.split("\n").reduce((sum, line) => sum + 1 + Math.floor(line.length / CHARACTERS), 0);
       element.className = b < to && !this.tokens.endsLine(b - 1) ? "block goes-on" : "block";
       element.style.setProperty("--height", `${lines * LINE}px`);
       element.textContent = text;
@@ -72,6 +72,12 @@ export class Painter {
     };
   }
 
+  /** What a block has as long as its tokens have no elements: as high as with them, so that nothing moves. @param {number} from @param {number} to */
+  text(from, to) {
+    const text = visible(this.tokens.slice(from, to));
+    return this.folding ? text.replace(SPECIAL, "⋯") : text;
+  }
+
   /** @param {EventTarget | null} target @param {boolean} shown */
   turn(target, shown) {
     const block = this.byElement.get(/** @type {Element} */ (target));
@@ -79,7 +85,7 @@ export class Painter {
     if (shown) this.light(block);
     else {
       block.lit = false;
-      block.element.textContent = visible(this.tokens.slice(block.from, block.to));
+      block.element.textContent = this.text(block.from, block.to);
     }
   }
 

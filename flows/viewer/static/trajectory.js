@@ -44,7 +44,7 @@ export function TrajectoryPage({ id }) {
 function Trajectory({ id, row, tokens }) {
   const { at, lens: wanted, t, m, template, found } = place.value.params;
   useMarks(".conversation", found ? found.split("\n") : []);
-  const whole = template === "shown";
+  const whole = template ? template === "shown" : tokens.length > FOLDED;
   const usable = LENSES.filter((one) => !lacking(one, tokens));
   const lens = usable.find((one) => one.id === wanted) ?? (t !== undefined && !wanted ? usable[0] : null) ?? null;
   const written = wanted === "text";
@@ -107,13 +107,13 @@ function Trajectory({ id, row, tokens }) {
     <${Fate} key=${id} id=${id} at=${at} />
     <div class="lensbar">
       <${LensBar} tokens=${tokens} chosen=${lens?.id ?? (written ? "text" : "read")} />
-      ${lens && html`<button class="quiet" aria-pressed=${whole ? "false" : "true"} onClick=${() => change({ template: whole ? null : "shown" })}>${whole ? "fold template tokens" : "show template tokens"}</button>`}
+      ${lens && html`<button class="quiet" aria-pressed=${whole ? "false" : "true"} onClick=${() => change({ template: whole ? "folded" : "shown" })}>${whole ? "fold template tokens" : "show template tokens"}</button>`}
       ${lens && html`<ul class="legend" aria-label=${`legend of the lens ${lens.name}`}>${lens.legend(tokens).map((one) => html`<li><span class=${`swatch ${one.mark}`}></span>${one.says}</li>`)}
         ${source && html`<li class="soft">by ${pieces(source)}</li>`}</ul>`}
       <${Proof} row=${row} tokens=${tokens} jump=${() => jump(next())} />
     </div>
     ${lens && row.messages.every((one) => one.token_end === null) && html`<p class="soft">No message says where its tokens are, so all of them stand at the last one.</p>`}
-    <div class=${`columns-of-row${lens ? "" : " with-outline"}${whole ? "" : " folding"}`}>
+    <div class=${`columns-of-row${lens ? "" : row.messages.length > 2 ? " with-outline" : " plain"}${whole ? "" : " folding"}`}>
       ${!lens && row.messages.length > 2 && html`<${Outline} messages=${row.messages} current=${current} open=${turnTo} />`}
       <div onClick=${(/** @type {Event} */ event) => painter.at(event.target) >= 0 && String(getSelection()) === "" && jump(painter.at(event.target))}>
         <${Conversation} id=${id} at=${at} messages=${row.messages} spans=${spans} painter=${lens && painter} current=${current} laid=${!written} />
@@ -128,6 +128,7 @@ function Trajectory({ id, row, tokens }) {
 }
 
 const LISTED = 1000;
+const FOLDED = 20_000; // tokens up to which those of the template are folded: what has tokens before and after it moves less
 
 /** The turns in a line each. @param {{messages: Row["messages"], current: number, open: (number: number) => void}} props */
 function Outline({ messages, current, open }) {

@@ -95,7 +95,8 @@ class TestMcp:
         [write, read] = [tool["function"] for tool in json.loads(row.tools)]
         assert (write["name"], write["description"], read["name"]) == ("write", "Write a note.", "read")
         assert write["parameters"]["required"] == ["name", "text"]
-        assert not [child for child in psutil.Process().children(recursive=True) if "server.py" in str(child.cmdline())]
+        children = psutil.Process().children(recursive=True)
+        assert not [child for child in children if settings["args"][0] in child.cmdline()]
 
     def test_the_state_of_the_server_is_verified(self, settings: dict[str, Any]) -> None:
         environment = self.environment({**settings, "state_tool": "state", "env": {"GREETING": "hi"}})

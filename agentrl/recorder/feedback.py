@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -16,8 +16,13 @@ from agentrl.schemas.trajectory import Role
 
 SOURCE = "recorder"
 
-Place = tuple[int, int]
-"""Number of a row in its episode, and of an assistant message in that row."""
+
+class Place(NamedTuple):
+    """Number of a row in its episode, and of an assistant message in that row. ``trained`` is False in side calls."""
+
+    row: int
+    turn: int
+    trained: bool = True
 
 
 class PostedFeedback(BaseModel):
@@ -81,13 +86,19 @@ def places(turns: Sequence[SampledTurn]) -> dict[int, Place]:
         for number, turn in enumerate(line.turns):
             before += sum(message.role is Role.ASSISTANT for message in turn.heard)
             if number >= line.shared:
-                by_number[turn.number] = row, before
+                by_number[turn.number] = Place(row, before, line.trained)
             before += 1
     return by_number
 
 
 def of_rows(feedback: Sequence[PostedFeedback], ids: Sequence[str], turns: Mapping[int, Place]) -> Iterator[Annotation]:
     """The annotations of an episode's rows, whose ``ids`` are in order; ``turns`` are their :func:`places`."""
+    last = max((number for number in turns if turns[number].trained), default=None)
     for posted in feedback:
-        row, turn = turns.get(posted.turn, (0, None)) if posted.turn is not None else (0, None)
+        row, turn = (0, None) if posted.turn is None else turns.get(posted.turn, (0, None))[:2]
+        if posted.turn is None and posted.correction is not None and last is not None:
+            rest = posted.model_copy(update={"correction": None})
+            yield from rest.annotations(ids[row], turn)
+            posted = posted.model_copy(update={"thumbs": None, "stars": None, "comment": ""})
+            row, turn = turns[last][:2]
         yield from posted.annotations(ids[row], turn)

@@ -2,7 +2,8 @@
 
 A row that the buffer has already is left out. A row that goes on from an earlier one is added, and the earlier one is
 removed after it, unless an artifact or an annotation names it: then both stay. Sessions are known by their ids, which
-no other session has, wherever their files are.
+no other session has, wherever their files are. In databases of frameworks users choose the ids, so that a session is
+known by its file too.
 """
 
 import json
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
 
 FORMATS_OF_SESSIONS = ("claude-code", "codex", "gemini-cli", "langgraph", "openai-agents", "opencode")
+_CHOSEN_BY_USERS = ("langgraph", "openai-agents")
+_Key = tuple[str, str, str]
+"""Source, the session's id, and its file if users choose such ids."""
 _KEY = "imports/superseded.json"
 _OF_AN_IMPORT = frozenset(
     {"trajectory_id", "episode_id", "group_id", "parent_id", "fingerprint", "run_id", "created_at", "pipeline", "stage"}
@@ -35,20 +39,20 @@ class EarlierSessions:
         import polars as pl
 
         self._buffer = buffer
-        self._ids: dict[tuple[str, str], list[str]] = {}
-        self._rows: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+        self._ids: dict[_Key, list[str]] = {}
+        self._rows: dict[_Key, dict[str, dict[str, Any]]] = {}
         self._old: dict[str, str] = {}
         self._begun: set[str] = set()
-        columns = ["trajectory_id", "source", "source_id", "fingerprint"]
+        columns = ["trajectory_id", "source", "source_id", "source_file", "fingerprint"]
         of_sessions = (pl.col("stage") == stage) & pl.col("source").is_in(FORMATS_OF_SESSIONS)
         try:
             rows = buffer.scan().filter(of_sessions).select(columns).collect()
         except NoBufferError:
             return
         known = {fingerprint for fingerprint in rows["fingerprint"].unique() if same(fingerprint)}
-        for name, source, session, fingerprint in rows.iter_rows():
+        for name, source, session, file, fingerprint in rows.iter_rows():
             if fingerprint in known:
-                self._ids.setdefault((source, session), []).append(name)
+                self._ids.setdefault(_key(source, session, file), []).append(name)
 
     @property
     def present(self) -> int:
@@ -60,7 +64,8 @@ class EarlierSessions:
 
     def without(self, table: pa.Table) -> pa.Table:
         """The rows that are new, in the episodes of those that the buffer has."""
-        keys = list(zip(table["source"].to_pylist(), table["source_id"].to_pylist(), strict=True))
+        columns = (table[name].to_pylist() for name in ("source", "source_id", "source_file"))
+        keys = [_key(*values) for values in zip(*columns, strict=True)]
         if self._ids.keys().isdisjoint(keys):
             return table
         rows = table.to_pylist()
@@ -72,7 +77,7 @@ class EarlierSessions:
             table = with_column(table, name, [row[name] for row in rows])
         return table.filter(pa.array([row["trajectory_id"] not in self._old for row in rows], pa.bool_()))
 
-    def _known(self, key: tuple[str, str]) -> dict[str, dict[str, Any]]:
+    def _known(self, key: _Key) -> dict[str, dict[str, Any]]:
         if key not in self._rows:
             self._rows.clear()  # a session's rows stand together
             rows = self._buffer.read(self._ids[key]).to_pylist()
@@ -89,6 +94,10 @@ class EarlierSessions:
         mark = next(iter(known.values()))["episode_id"].rpartition("@")[2]
         for column in ("episode_id", "group_id"):
             row[column] = f"{row[column].rpartition('@')[0]}@{mark}"
+
+
+def _key(source: str, session: str, file: str) -> _Key:
+    return source, session, file if source in _CHOSEN_BY_USERS else ""
 
 
 def _content(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Rows of the buffer as a torch data set that streams, each rank and each worker of a ``DataLoader`` its own share."""
 
+import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
@@ -28,12 +30,13 @@ class TokenStream(IterableDataset[dict[str, Any]]):
 
     def __init__(self, batches: BufferBatches) -> None:
         self.batches = batches
+        self.rows = selection_digest(batches.ids)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         for batch in self.batches.share(worker, workers):
-            position = {"epoch": batch.next.epoch, "batch": batch.next.batch}
+            position = {"epoch": batch.next.epoch, "batch": batch.next.batch, "rows": self.rows}
             yield {name: values(batch.rows[name]) for name in batch.rows.column_names} | {"position": position}
 
 
@@ -44,14 +47,15 @@ def token_stream(
     *,
     rank: int | None = None,
     world: int | None = None,
-    position: dict[str, int] | None = None,
+    position: dict[str, Any] | None = None,
     **options: Any,
 ) -> TokenStream:
     """Batches of ``batch_rows`` rows in an order drawn from ``seed``; over all ranks each row is given once per epoch.
     ``rank`` and ``world`` are those of ``torch.distributed`` if it is initialised, else 0 and 1. ``position`` of a
     batch goes on after it, with as many ranks. Further options: ``columns``, ``epochs``.
 
-    Raises ValueError if ``rank`` is not below ``world``, or an id stands twice in ``ids``.
+    Raises ValueError if ``rank`` is not below ``world``, an id stands twice in ``ids``, or ``position`` was taken among
+    other rows.
     """
     grouped = dist.is_available() and dist.is_initialized()
     batches = buffer.batches(
@@ -59,10 +63,22 @@ def token_stream(
         batch_rows,
         rank=rank if rank is not None else dist.get_rank() if grouped else 0,
         world=world if world is not None else dist.get_world_size() if grouped else 1,
-        start=Position(**position) if position else None,
+        start=Position(position["epoch"], position["batch"]) if position else None,
         **options,
     )
-    return TokenStream(batches)
+    stream = TokenStream(batches)
+    if position and position["rows"] != stream.rows:
+        raise ValueError(
+            "position was taken among other rows, so some would be given twice and others never: name the version of "
+            "the table from the start (at=N), or begin without a position"
+        )
+    return stream
+
+
+def selection_digest(ids: pa.Array) -> str:
+    """The same for the same ids in the same order, here and on any machine."""
+    lines = pc.binary_join(pa.ListArray.from_arrays([0, len(ids)], ids), "\n")
+    return hashlib.blake2b(lines[0].as_buffer() or b"", digest_size=8).hexdigest()
 
 
 def values(column: pa.ChunkedArray) -> list[Any]:

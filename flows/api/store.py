@@ -148,15 +148,15 @@ class Store:
         """All annotations that were ever given, oldest first; ``version`` is how many appends are taken."""
         return self.buffer.annotations.frame(version)
 
-    def stream(
-        self, batch_rows: int, *, where: str | None = None, split: str | None = "train", **options: Any
-    ) -> "TokenStream":
-        """Rows as a torch ``IterableDataset`` of batches that shards and resumes; see :func:`token_stream` for the
-        options: ``columns``, ``seed``, ``epochs``, ``position``, ``rank``, ``world``."""
+    def stream(self, batch_rows: int, *, where: str | None = None, **options: Any) -> "TokenStream":
+        """Training rows of version ``at`` of the table (default: the newest) as a torch ``IterableDataset`` of batches
+        that shards and resumes; see :func:`token_stream` for the options: ``columns``, ``seed``, ``epochs``,
+        ``position``, ``rank``, ``world``. ``split=None`` takes rows of any."""
         from agentrl.datastore.read.torch_stream import token_stream
         from agentrl.pipelines.stages.select import in_split, matching
 
-        return token_stream(self.buffer, matching(self.buffer, in_split(where, split)), batch_rows, **options)
+        ids = matching(self.buffer, in_split(where, options.pop("split", "train")), options.pop("at", None))
+        return token_stream(self.buffer, ids, batch_rows, **options)
 
     def to_ray_dataset(self, columns: Sequence[str] | None = None, *, where: str | None = None) -> Any:
         """Rows as a ``ray.data.Dataset``, with typed messages, tokens and masks; ``columns`` None: all."""

@@ -11,6 +11,7 @@ import pytest
 from recording import RowsInMemory, Served, policy_for_tests, served
 
 from agentrl.models.policy import Policy
+from agentrl.recorder.feedback import Place, PostedFeedback, of_rows
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +117,11 @@ def test_they_are_annotations_of_a_real_buffer(tmp_path: Path, policy: Policy) -
     joined = store.sql("select reward from trajectories join annotations using (trajectory_id) where name = 'stars'")
     assert joined["reward"].to_list() == [1.0]
     assert store.annotations.filter(pl.col("source") == "recorder").height == 2
+
+
+def test_a_correction_of_an_episode_is_of_its_last_answer_and_not_of_a_side_call() -> None:
+    turns = {0: Place(0, 0), 1: Place(0, 1), 2: Place(1, 2), 3: Place(2, 0, trained=False)}
+    posted = PostedFeedback(thumbs="down", correction="Sunny.")
+    annotations = [(a.name, a.trajectory_id, a.turn) for a in of_rows([posted], ["a", "b", "title"], turns)]
+    assert annotations == [("thumbs", "a", None), ("correction", "b", 2)]
+    assert [a.turn for a in of_rows([posted], ["a"], {})] == [None, None]

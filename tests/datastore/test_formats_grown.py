@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from agentrl.datastore.formats.imports import Labels, import_paths
 from agentrl.schemas.annotation import Annotation
 
 CLAUDE = Path(__file__).parent / "sessions/claude/projects/-tmp-agent-files-work"
+AGENTS_DATABASE = Path(__file__).parent / "sessions/frameworks/agents.db"
 AGENTS = next(path.with_suffix(".jsonl") for path in CLAUDE.iterdir() if path.is_dir())
 QUERY = (
     "select trajectory_id, episode_id, parent_id, agent, segment, n_steps, tags from trajectories order by episode_id, "
@@ -77,6 +80,17 @@ def test_only_what_is_new_comes_in(tmp_path: Path) -> None:
     assert buffer.sql("select trajectory_id from trajectories")["trajectory_id"].to_list() == [name]
     other = grow(buffer, file, line(5, "user", "bye"), env="mine")
     assert (other.rows, other.superseded) == (1, 0), "other labels are another import"
+
+
+def test_sessions_whose_ids_users_chose_are_known_by_their_files_too(tmp_path: Path) -> None:
+    buffer = TrajectoryBuffer(tmp_path / "store")
+    for name in ("shop.db", "zoo.db"):  # both have sessions of the same names, of which those of the shop went on
+        shutil.copy(AGENTS_DATABASE, tmp_path / name)
+    with closing(sqlite3.connect(tmp_path / "zoo.db")) as database, database:
+        newest = "select max(id) from agent_messages where session_id = 'first'"
+        database.execute(f"delete from agent_messages where id = ({newest})")
+    brought = [import_paths(buffer, [tmp_path / name]) for name in ("zoo.db", "shop.db", "shop.db")]
+    assert [(result.rows, result.superseded) for result in brought] == [(2, 0), (2, 0), (0, 0)]
 
 
 def test_a_branch_that_is_left_later_is_not_trained_on_any_more(tmp_path: Path) -> None:

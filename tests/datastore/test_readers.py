@@ -57,7 +57,7 @@ def test_a_stream_gives_rows_as_they_are_stored(filled_store: agentrl.Store) -> 
 def test_workers_in_turn_give_the_order_of_one_from_any_position(
     filled_store: agentrl.Store, stop: int, workers: int, rank: int
 ) -> None:
-    def stream(position: dict[str, int] | None) -> Any:
+    def stream(position: dict[str, Any] | None) -> Any:
         return filled_store.stream(
             4, split=None, columns=["trajectory_id"], epochs=2, position=position, rank=rank, world=2
         ).batches
@@ -65,11 +65,23 @@ def test_workers_in_turn_give_the_order_of_one_from_any_position(
     whole = [batch.rows["trajectory_id"].to_pylist() for batch in stream(None)]
     begun = list(stream(None))[:stop]
     last = begun[-1].next if begun else None
-    shares = [stream(vars(last) if last else None).share(worker, workers) for worker in range(workers)]
+    position = {**vars(last), "rows": filled_store.stream(4, split=None).rows} if last else None
+    shares = [stream(position).share(worker, workers) for worker in range(workers)]
     rest = []
     while batch := next(shares[len(rest) % workers], None):
         rest.append(batch.rows["trajectory_id"].to_pylist())
     assert whole == [batch.rows["trajectory_id"].to_pylist() for batch in begun] + rest
+
+
+def test_a_position_is_of_the_rows_that_it_was_taken_among(filled_store: agentrl.Store, make: Make) -> None:
+    version = filled_store.buffer.version
+    options: dict[str, Any] = {"split": None, "columns": ["trajectory_id"]}
+    whole = list(filled_store.stream(4, **options))
+    filled_store.buffer.append([make(99)], stage="rollout", fingerprint="later")
+    with pytest.raises(ValueError, match=r"among other rows.*at=N"):
+        filled_store.stream(4, position=whole[1]["position"], **options)
+    rest = filled_store.stream(4, position=whole[1]["position"], at=version, **options)
+    assert ids_of(rest) == ids_of(whole[2:])
 
 
 @pytest.mark.slow

@@ -11,9 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts import tokenizers
-from agentrl.datastore.cuts.export import TASKS, TOKENIZERS
 from agentrl.datastore.cuts.folder import CutFolder
-from agentrl.datastore.cuts.verify import exported_cut, is_exact, rows_of, verify_export
+from agentrl.datastore.cuts.verify import TASKS, TOKENIZERS, exported_cut, is_exact, rows_of, verify_export
 from agentrl.datastore.errors import NoBufferError, StoreError
 from agentrl.schemas.task import TASK_SCHEMA
 
@@ -36,7 +35,8 @@ def import_cut(
     """Append the rows of an exported cut that are not there, in one commit that is made once for a ``fingerprint``.
 
     Raises StoreError if the folder is no exported cut, if a file or row of it is not what the cut says, if it does not
-    hold the rows as they are, or if a row of this store has the id of one of them and other content.
+    hold the rows as they are, if it holds more than the cut, or if a row of this store has the id of one of them and
+    other content.
     """
     cut = exported_cut(folder)
     if not is_exact(folder):
@@ -50,7 +50,7 @@ def import_cut(
     known = _known(buffer, cut)
     appended = len(cut.ids()) - len(known)
     if appended:
-        rows = _new(folder, known, cut.manifest.rows, progress)
+        rows = _new(folder, cut.ids(), known, progress)
         buffer.append(rows, stage="cut", fingerprint=fingerprint, run_id=run_id)
     if (folder / TASKS).is_file():
         buffer.keep_tasks(pq.read_table(folder / TASKS).cast(TASK_SCHEMA))
@@ -78,10 +78,13 @@ def _known(buffer: "TrajectoryBuffer", cut: CutFolder) -> pa.Array:
     return ids
 
 
-def _new(folder: Path, known: pa.Array, total: int, progress: Callable[[int, int], None]) -> Iterator[pa.Table]:
+def _new(folder: Path, ids: pa.Array, known: pa.Array, progress: Callable[[int, int], None]) -> Iterator[pa.Table]:
+    """The rows of the cut, which lie in its order, without those that are known."""
     done = 0
     for rows in rows_of(folder):
+        names = rows["trajectory_id"]
+        of_cut = pc.is_in(names, value_set=ids.slice(done, len(rows)))
         done += len(rows)
-        progress(done, total)
-        if len(new := rows.filter(pc.invert(pc.is_in(rows["trajectory_id"], value_set=known)))):
+        progress(done, len(ids))
+        if len(new := rows.filter(pc.and_(of_cut, pc.invert(pc.is_in(names, value_set=known))))):
             yield new

@@ -36,8 +36,10 @@ def card(
     files: str | None,
     records: int,
     loses: Mapping[str, int],
+    tasks_left_out: Mapping[str, int],
 ) -> str:
-    """README.md of an exported cut. ``files`` is the pattern of the data files that the hub can load, if it can."""
+    """README.md of an exported cut. ``files`` is the pattern of the data files that the hub can load, if it can;
+    ``tasks_left_out`` counts the tasks that were not written since they hold secrets, by how that is known."""
     from huggingface_hub import DatasetCardData
 
     licences = sorted({source.licence for source in manifest.sources}) or [UNKNOWN_LICENCE]
@@ -62,7 +64,7 @@ def card(
         "## Evaluation sets",
         _evaluated(manifest),
         "## Secrets",
-        _secrets(manifest),
+        _secrets(manifest) + _left_out(tasks_left_out),
         "## How to check it",
         _checking(identity),
     ]
@@ -146,6 +148,12 @@ def _secrets(manifest: CutManifest) -> str:
         return redacted + "A search for keys, passwords, mail addresses, phone numbers, hosts and users found no other."
     places = ", ".join(f"{kind} {count:,}" for kind, count in manifest.secrets.places.items())
     return redacted + f"A search for secrets found some in {manifest.secrets.rows:,} rows: {places}."
+
+
+def _left_out(counts: Mapping[str, int]) -> str:
+    """A sentence on the tasks that do not lie beside the rows; nothing if all do."""
+    parts = ", ".join(f"{count:,} {why}" for why, count in counts.items())
+    return f" Tasks that were left out, since they hold secrets: {parts}." if parts else ""
 
 
 def _checking(identity: str) -> str:

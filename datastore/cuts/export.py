@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -14,11 +15,12 @@ from agentrl.datastore.artifacts import tokenizers
 from agentrl.datastore.cuts.card import card
 from agentrl.datastore.cuts.folder import BATCH_ROWS, CutFolder
 from agentrl.datastore.cuts.make import sha256
-from agentrl.datastore.cuts.verify import CHECKSUMS, CUT, DATA, verify
+from agentrl.datastore.cuts.verify import CHECKSUMS, CUT, DATA, TASKS, TOKENIZERS, verify
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats import named
 from agentrl.datastore.formats.exports import export_rows, losses
 from agentrl.datastore.formats.files import replaced
+from agentrl.datastore.redaction.rows import REDACTED, holds_secrets
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 EXACT = "parquet"
 """The format that holds rows as they are: all columns, as the buffer has them. :func:`import_cut` takes it."""
 
-TASKS, TOKENIZERS = "tasks.parquet", "tokenizers"
 SHARD_ROWS = 64 * BATCH_ROWS
 LOADED = (".jsonl", ".json", ".parquet")
 """Files that the hub loads as a table."""
@@ -34,7 +35,8 @@ LOADED = (".jsonl", ".json", ".parquet")
 
 @dataclass
 class ExportedCut:
-    """What an export of a cut wrote. ``loses`` counts the rows that have something the format cannot hold."""
+    """What an export of a cut wrote. ``loses`` counts the rows that have something the format cannot hold, and
+    ``tasks_left_out`` the tasks that were not written beside the rows since they hold secrets, by how that is known."""
 
     path: str
     format: str
@@ -42,6 +44,7 @@ class ExportedCut:
     records: int
     identity: str
     loses: dict[str, int] = field(default_factory=dict)
+    tasks_left_out: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,8 +80,10 @@ def export_cut(
             exported.records, exported.loses = data.records, losses(buffer, ids, format)
             pattern = f"{DATA}/rows{suffix}" if suffix in LOADED else None
         shutil.copytree(cut.path, working / CUT)
-        _write_beside(buffer, ids, working)
-        text = card(name, cut.manifest, cut.identity, format, pattern, exported.records, exported.loses)
+        exported.tasks_left_out = _write_tasks(buffer, ids, working, look=cut.manifest.secrets is not None)
+        _write_tokenizers(buffer, ids, working)
+        about = (exported.records, exported.loses, exported.tasks_left_out)
+        text = card(name, cut.manifest, cut.identity, format, pattern, *about)
         (working / "README.md").write_text(text, encoding="utf-8")
         files = sorted(file.relative_to(working).as_posix() for file in working.rglob("*") if file.is_file())
         lines = [f"{sha256(working / file)}  {file}\n" for file in files]
@@ -100,13 +105,27 @@ def _tables(buffer: "TrajectoryBuffer", ids: pa.Array) -> Iterator[pa.Table]:
     return (buffer.read(ids.slice(start, BATCH_ROWS)) for start in range(0, len(ids), BATCH_ROWS))
 
 
-def _write_beside(buffer: "TrajectoryBuffer", ids: pa.Array, folder: Path) -> None:
-    """Write what rows need to be scored and read again: their tasks, and the tokenizers of their tokens."""
-    named_ones = [buffer.read(ids, [name])[name] for name in ("task_id", "tokenizer")]
-    tasks, fingerprints = (pc.unique(column).to_pylist() for column in named_ones)
-    stored = buffer.tasks(tasks)
-    if len(stored):
-        pq.write_table(stored.sort_by("task_id"), folder / TASKS, compression="zstd")
+def _write_tasks(buffer: "TrajectoryBuffer", ids: pa.Array, folder: Path, look: bool) -> dict[str, int]:
+    """Write the tasks that the store has of these rows, for them to be scored again, and count those that stay out: a
+    task still holds what redaction took from its rows, and others may hold secrets that no row shows, if we are to
+    ``look`` for them."""
+    rows = pl.DataFrame(buffer.read(ids, ["task_id", "tags"]))
+    redacted = rows.filter(pl.col("tags").list.contains(REDACTED))["task_id"].unique().to_arrow().cast(pa.string())
+    stored = buffer.tasks(rows["task_id"].unique().to_list())
+    kept = stored.filter(pc.invert(pc.is_in(stored["task_id"], value_set=redacted)))
+    left_out = {"of rows in which placeholders stand for secrets": len(stored) - len(kept)}
+    if look and len(kept):
+        clean = kept.filter(pa.array([not holds for holds in holds_secrets(kept.to_pylist())]))
+        left_out["in which a search found secrets"] = len(kept) - len(clean)
+        kept = clean
+    if len(kept):
+        pq.write_table(kept.sort_by("task_id"), folder / TASKS, compression="zstd")
+    return {why: count for why, count in left_out.items() if count}
+
+
+def _write_tokenizers(buffer: "TrajectoryBuffer", ids: pa.Array, folder: Path) -> None:
+    """Write the tokenizers of the tokens of these rows, for them to be read again."""
+    fingerprints = pc.unique(buffer.read(ids, ["tokenizer"])["tokenizer"]).to_pylist()
     for fingerprint in sorted(filter(None, fingerprints)):
         if (text := tokenizers.kept(buffer.storage, fingerprint)) is not None:
             (folder / TOKENIZERS).mkdir(exist_ok=True)

@@ -20,25 +20,28 @@ from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
 
-CUT, DATA, CHECKSUMS = "cut", "data", "checksums.txt"
-"""What an exported cut consists of: the cut itself, its rows, and the SHA-256 of every file as ``sha256sum`` writes
-them."""
+CUT, DATA, CHECKSUMS, TASKS, TOKENIZERS = "cut", "data", "checksums.txt", "tasks.parquet", "tokenizers"
+"""What an exported cut consists of: the cut itself, its rows, the SHA-256 of every file as ``sha256sum`` writes them,
+and what rows need to be scored and read again."""
 
 
 @dataclass
 class CutCheck:
     """What is wrong with a cut: ids of rows that are ``missing`` or whose content ``changed``, and ``files`` that are
-    not as they were written. ``rows`` were compared; an export in a format that loses something compares none."""
+    not as they were written. ``beyond`` has the rows of an export that the cut does not name, and the tasks and
+    tokenizers that no row of it names: anybody can write the checksums anew, and only the cut vouches for what is its
+    own. ``rows`` were compared; an export in a format that loses something compares none."""
 
     identity: str
     rows: int = 0
     missing: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    beyond: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        return not (self.missing or self.changed or self.files)
+        return not (self.missing or self.changed or self.files or self.beyond)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"ok": self.ok}
@@ -51,6 +54,7 @@ class CutCheck:
                 ("rows are missing", self.missing),
                 ("rows have other content", self.changed),
                 ("files are not as they were written", self.files),
+                ("rows, tasks or tokenizers are beyond the cut", self.beyond),
             )
             if names
         ]
@@ -100,12 +104,30 @@ def verify_export(folder: Path) -> CutCheck:
     if checked.files or not is_exact(folder):
         return checked
     rows, held = rows_of(folder), TRAJECTORY_SCHEMA.empty_table()
+    tasks, fingerprints = set[str](), set[str]()
     for batch in cut.batches():
         while len(held) < len(batch) and (more := next(rows, None)) is not None:
             held = pa.concat_tables([held, more])
-        _compare(checked, batch, held.slice(0, len(batch)))
+        compared = held.slice(0, len(batch))
+        _compare(checked, batch, compared)
+        tasks.update(pc.unique(compared["task_id"]).to_pylist())
+        fingerprints.update(pc.unique(compared["tokenizer"]).to_pylist())
         held = held.slice(len(batch))
+    for more in (held, *rows):
+        checked.beyond += [f"{DATA}: {trajectory_id}" for trajectory_id in more["trajectory_id"].to_pylist()]
+    checked.beyond += _unnamed(folder, tasks, fingerprints)
     return checked
+
+
+def _unnamed(folder: Path, tasks: set[str], fingerprints: set[str]) -> list[str]:
+    """The tasks and tokenizers of an exported cut that none of its rows names."""
+    path = folder / TASKS
+    stored = pq.read_table(path, columns=["task_id"])["task_id"].to_pylist() if path.is_file() else []
+    names = {path.stem for path in (folder / TOKENIZERS).glob("*.json")}
+    return [
+        *(f"{TASKS}: {task}" for task in sorted({*stored} - tasks)),
+        *(f"{TOKENIZERS}/{name}.json" for name in sorted(names - fingerprints)),
+    ]
 
 
 def rows_of(folder: Path) -> Iterator[pa.Table]:

@@ -1,6 +1,7 @@
 """Rows without secrets: all texts, JSON and token ids of a row, with one set of placeholders for many rows."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -115,6 +116,19 @@ class RowRedaction:
                 "tokens: drop, which keeps the text of rows with secrets alone"
             )
         return Vocabulary(tokenizer, data.decode())
+
+
+def holds_secrets(tasks: Iterable[Mapping[str, Any]]) -> Iterator[bool]:
+    """For each task, as a mapping of the fields of :class:`agentrl.schemas.task.Task`, whether a secret of any kind is
+    in its texts or JSON."""
+    detectors, placeholders = Detectors(EVERYTHING), Placeholders()
+    for task in tasks:
+        secrets = RowSecrets(detectors, placeholders)
+        for name in ("task_id", "env", "prompt"):
+            secrets.text(task[name])
+        for name in ("tools", "ground_truth", "metadata"):
+            secrets.json(task[name])
+        yield bool(secrets.counts)
 
 
 def _changed(clean: Any, text: str | None) -> str | None:

@@ -160,6 +160,8 @@ def export(
     if done.loses:
         lost = ", ".join(f"{what} {count}" for what, count in done.loses.items())
         say(f"{format} cannot hold, of {done.rows} rows: {lost}")
+    for why, count in done.tasks_left_out.items():
+        say(f"{count} tasks {why} were left out")
     say(f"{done.records} records of {done.rows} rows written to {folder}; sha256 {done.identity}")
 
 

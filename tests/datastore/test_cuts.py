@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from store_rows import build
@@ -15,13 +16,15 @@ from agentrl.datastore.cuts.card import card
 from agentrl.datastore.cuts.diff import NOT_GIVEN, diff
 from agentrl.datastore.cuts.export import export_cut
 from agentrl.datastore.cuts.folder import CutFolder
+from agentrl.datastore.cuts.make import sha256
 from agentrl.datastore.cuts.verify import verify, verify_export
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats import FORMATS
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.stages.cut import cut, import_cut
 from agentrl.schemas.annotation import Annotation
-from agentrl.schemas.task import Task
+from agentrl.schemas.arrow import to_table
+from agentrl.schemas.task import TASK_SCHEMA, Task
 
 RULES: dict[str, Any] = {
     "rules": [{"rule": "filter", "where": "success"}, {"rule": "keep", "what": "best"}],
@@ -118,7 +121,7 @@ def test_a_cut_of_a_selection_takes_its_rows_alone(harness: Harness) -> None:
 def test_rows_that_changed_or_are_gone_are_named(harness: Harness, tmp_path: Path) -> None:
     folder = made(harness)
     assert verify(harness.buffer, folder).as_dict() == {
-        "identity": folder.identity, "rows": 10, "missing": [], "changed": [], "files": [], "ok": True,
+        "identity": folder.identity, "rows": 10, "missing": [], "changed": [], "files": [], "beyond": [], "ok": True,
     }  # fmt: skip
     other = TrajectoryBuffer(tmp_path / "other")
     ids = folder.ids().to_pylist()
@@ -193,9 +196,6 @@ def test_an_export_is_a_data_set_that_others_load_and_check(harness: Harness, tm
 
 
 def _tasks() -> Any:
-    from agentrl.schemas.arrow import to_table
-    from agentrl.schemas.task import TASK_SCHEMA
-
     return to_table([Task(task_id="t0", env="lookup", split="train", prompt="boss of Ann 1?")], TASK_SCHEMA)
 
 
@@ -221,7 +221,7 @@ def test_secrets_are_counted_or_refused(harness: Harness) -> None:
     manifest = made(harness, {"secrets": "report"}).manifest
     assert manifest.secrets is not None
     assert (manifest.secrets.rows, manifest.secrets.places, manifest.counts.redacted) == (1, {"EMAIL": 1}, 1)
-    text = card("gold", manifest, "f" * 64, "parquet", None, 1, {})
+    text = card("gold", manifest, "f" * 64, "parquet", None, 1, {}, {})
     assert "In 1 rows placeholders" in text
     assert "found some in 1 rows: EMAIL 1." in text
     with pytest.raises(StoreError, match=f"1 rows hold secrets .EMAIL 1.: {build(101).trajectory_id}; nothing was wr"):
@@ -281,11 +281,61 @@ def test_what_was_tampered_with_is_not_taken(harness: Harness, tmp_path: Path) -
         clash.run(import_cut, {"path": str(exported(harness, path, force=True))})
 
 
+def summed(path: Path) -> None:
+    """Write the checksums of an export anew, as anybody can."""
+    names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+    lines = [f"{sha256(path / name)}  {name}\n" for name in names if name != "checksums.txt"]
+    (path / "checksums.txt").write_text("".join(lines))
+
+
+def test_what_is_beyond_the_cut_is_not_taken(harness: Harness, tmp_path: Path) -> None:
+    path = exported(harness, tmp_path / "gold")
+    data = path / "data/rows-00000.parquet"
+    more = pl.read_parquet(data).head(1).with_columns(trajectory_id=pl.lit("evil")).to_arrow()
+    schema = pq.read_schema(data)
+    pq.write_table(pa.concat_tables([pq.read_table(data), more.cast(schema)]), data)
+    task = Task(task_id="t999", env="lookup", split="train", prompt="boss of Eve?")
+    pq.write_table(to_table([task], TASK_SCHEMA), path / "tasks.parquet")
+    (path / "tokenizers").mkdir()
+    for name in ("tok", "other"):
+        (path / f"tokenizers/{name}.json").write_text("{}")
+    summed(path)
+    assert verify_export(path).beyond == ["data: evil", "tasks.parquet: t999", "tokenizers/other.json"]
+    other = Harness(tmp_path / "other")
+    with pytest.raises(StoreError, match="3 rows, tasks or tokenizers are beyond the cut: data: evil, "):
+        other.run(import_cut, {"path": str(path)})
+    assert other.buffer.version is None
+    assert not len(other.buffer.tasks(["t999"]))
+
+
+def test_tasks_with_secrets_are_left_out(harness: Harness, tmp_path: Path) -> None:
+    pytest.importorskip("detect_secrets")
+    harness.trajectories([build(101, task_id="cleaned", tags=["redacted"]), build(103, task_id="keyed")])
+    key = "ghp_" + "a1B2" * 9
+    tasks = [
+        Task(task_id="cleaned", env="lookup", split="train", prompt="mail jane.roe@northwind.io"),
+        Task(task_id="keyed", env="lookup", split="train", prompt="which key?", ground_truth=f'"{key}"'),
+    ]
+    harness.buffer.keep_tasks(to_table(tasks, TASK_SCHEMA))
+    harness.buffer.keep_tasks(_tasks())
+    redacted, searched = "of rows in which placeholders stand for secrets", "in which a search found secrets"
+    for secrets, kept, left_out in (
+        (None, ["keyed", "t0"], {redacted: 1}),
+        ("refuse", ["t0"], {redacted: 1, searched: 1}),
+    ):
+        path = tmp_path / f"gold-{secrets}"
+        done = export_cut(harness.buffer, made(harness, {"rules": [], "secrets": secrets}), "gold", path)
+        assert done.tasks_left_out == left_out
+        assert pq.read_table(path / "tasks.parquet")["task_id"].to_pylist() == kept
+        text = (path / "README.md").read_text()
+        assert all(f"{count} {why}" in text for why, count in left_out.items())
+
+
 def test_the_card_names_licences_as_the_hub_does(harness: Harness) -> None:
     from huggingface_hub import DatasetCard
 
     manifest = made(harness, {"licences": {"My Own": "level < 9"}}).manifest
-    about = DatasetCard(card("gold: 1", manifest, "f" * 64, "atif", None, 5_000, {"token ids": 3})).data.to_dict()
+    about = DatasetCard(card("gold: 1", manifest, "f" * 64, "atif", None, 5_000, {"token ids": 3}, {})).data.to_dict()
     assert (about["license"], about["license_name"], about["pretty_name"]) == ("other", "My Own", "gold: 1")
     assert about["size_categories"] == ["1K<n<10K"]
     assert "configs" not in about

@@ -14,7 +14,7 @@ from agentrl.pipelines.handles import Folder, Table, Tasks, Trajectories
 from agentrl.pipelines.parts.dividing import dividing
 from agentrl.pipelines.stage import Context, External, StageConfig, stage
 from agentrl.pipelines.stages.curate import distinct, funnel_table
-from agentrl.pipelines.stages.select import first_level, in_split, matching, not_in_split
+from agentrl.pipelines.stages.select import first_level, in_split, known_of, matching, not_in_split
 from agentrl.schemas.pipeline import Name
 
 if TYPE_CHECKING:
@@ -85,6 +85,16 @@ class CutConfig(CutTerms, StageConfig):
     embedder: EmbedderChoice = Field(
         "embedded", description="embedded (the buffer's own words), minilm, or a sentence-transformers model or path"
     )
+
+    @model_validator(mode="after")
+    def _pins_splits(self) -> "CutConfig":
+        split = next((name for name, compared in self.evaluation_sets.items() if compared.split), None)
+        if self.version is None and split is not None:
+            raise ValueError(
+                f"evaluation_sets.{split} names a split of the buffer, whose rows are others in each version, and "
+                "version is null: set version, or give the questions as a file or as inputs.heldout"
+            )
+        return self
 
 
 Drop = Callable[[str, pa.Array], None]
@@ -183,9 +193,12 @@ def _origin(selection: Trajectories) -> "CutOrigin":
 def _narrowed(
     context: Context, config: CutConfig, version: int, given: pa.Array | None, add: Drop
 ) -> "tuple[pa.Array, list[Level]]":
-    """The ids that split and rules leave, sorted, and the funnel."""
+    """The ids that split and rules leave, sorted, and the funnel. Raises StoreError if the version lacks rows that are
+    given."""
     from agentrl.datastore.curation.curate import curate
 
+    if given is not None:
+        known_of(context.buffer, given, version, "selection")
     ids, funnel = matching(context.buffer, in_split(None, config.split), version, given), list["Level"]()
     if config.split is not None:
         left = not_in_split(context.buffer, None, config.split, version, given)
@@ -261,17 +274,22 @@ def _under(rule: str, add: Drop) -> Drop:
 
 
 def _questions(context: Context, compared: ComparedSet, version: int) -> list[str]:
-    """The questions of a file or split. Raises StoreError if there are none, or if a record has no question."""
+    """The questions of a file or split, as the rule ``decontaminate`` takes them. Raises StoreError if there are none,
+    or if a record has no question."""
+    from agentrl.datastore.curation.text import first_question
+    from agentrl.datastore.cuts.folder import BATCH_ROWS
     from agentrl.datastore.errors import StoreError
     from agentrl.datastore.formats.source import Source
 
     if compared.file is None:
-        where = in_split(None, compared.split)
-        prompts = context.buffer.sql(f"select prompt from trajectories where {where}", version)
-        if not prompts.height:
+        ids, questions = matching(context.buffer, in_split(None, compared.split), version), list[str]()
+        if not len(ids):
             raise StoreError(f"evaluation set: version {version} of the buffer has no row of split {compared.split!r}")
-        return prompts["prompt"].to_list()
-    source, questions = Source(Path(compared.file)), list[str]()
+        for start in range(0, len(ids), BATCH_ROWS):
+            rows = context.buffer.read(ids.slice(start, BATCH_ROWS), ["prompt", "messages"], version)
+            questions += [first_question(row["prompt"], row["messages"]) for row in rows.to_pylist()]
+        return list(filter(None, questions))
+    source, questions = Source(Path(compared.file)), []
     for record in source.records():
         question = record.get(compared.column) if isinstance(record, dict) else None
         if not isinstance(question, str) or not question.strip():

@@ -223,12 +223,20 @@ def named(buffer: "TrajectoryBuffer", path: str, version: int | None = None, ids
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"ids: {path} cannot be read as text: {error}") from None
-    wanted = id_array(list(dict.fromkeys(line for line in lines if line)))
+    wanted = known_of(buffer, id_array(list(dict.fromkeys(line for line in lines if line))), version, "ids")
+    return wanted if ids is None else ids.filter(pc.is_in(ids, value_set=wanted))
+
+
+def known_of(buffer: "TrajectoryBuffer", wanted: pa.Array, version: int | None, origin: str) -> pa.Array:
+    """``wanted`` as it is. Raises StoreError that says where these ids are from and names those which no row of this
+    version has."""
     known = id_array(_rows(buffer, None, version, wanted, ())["trajectory_id"].to_arrow())
     if unknown := wanted.filter(pc.invert(pc.is_in(wanted, value_set=known))).to_pylist():
         first = ", ".join(unknown[:3])
-        raise StoreError(f"ids: version {version} of the buffer lacks {len(unknown)} of {len(wanted)} rows: {first}")
-    return wanted if ids is None else ids.filter(pc.is_in(ids, value_set=wanted))
+        raise StoreError(
+            f"{origin}: version {version} of the buffer lacks {len(unknown)} of {len(wanted)} rows: {first}"
+        )
+    return wanted
 
 
 def _drawn(

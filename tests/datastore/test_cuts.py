@@ -24,6 +24,7 @@ from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.stages.cut import cut, import_cut
 from agentrl.schemas.annotation import Annotation
 from agentrl.schemas.arrow import to_table
+from agentrl.schemas.cut import question_digest
 from agentrl.schemas.task import TASK_SCHEMA, Task
 
 RULES: dict[str, Any] = {
@@ -331,6 +332,20 @@ def test_tasks_with_secrets_are_left_out(harness: Harness, tmp_path: Path) -> No
         assert all(f"{count} {why}" in text for why, count in left_out.items())
 
 
+def test_a_split_is_recorded_by_the_questions_that_rows_are_compared_with(harness: Harness) -> None:
+    harness.trajectories([build(number, split="test", prompt="") for number in (100, 200)])
+    [recorded] = made(harness, {"evaluation_sets": {"asked": {"split": "test"}}}).manifest.evaluation_sets
+    asked = ["boss of Ann 100?", "boss of Ann 200?"]
+    assert (recorded.questions, recorded.digest) == (2, question_digest(asked))
+
+
+def test_a_version_that_lacks_rows_of_the_selection_is_refused(harness: Harness) -> None:
+    version, new = harness.buffer.version, harness.trajectories([build(100), build(101)])
+    lacking = f"selection: version {version} of the buffer lacks 2 of 2 rows: {new.ids()[0]}"
+    with pytest.raises(StoreError, match=lacking):
+        made(harness, {"version": version}, trajectories=[new])
+
+
 def test_the_card_names_licences_as_the_hub_does(harness: Harness) -> None:
     from huggingface_hub import DatasetCard
 
@@ -347,6 +362,10 @@ def test_the_card_names_licences_as_the_hub_does(harness: Harness) -> None:
         ({"evaluation_sets": {"a": {}}}, "needs file or split"),
         ({"evaluation_sets": {"a": {"split": "x", "column": "y"}}}, "column does nothing with split"),
         ({"licences": {"mit": "levle = 0"}}, "did you mean 'level'"),
+        (
+            {"version": None, "evaluation_sets": {"a": {"split": "x"}}},
+            r"evaluation_sets\.a names a split .* set version",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(settings: dict[str, Any], message: str) -> None:

@@ -1,5 +1,6 @@
 """``agentrl serve`` is killed at random moments while agents are at work, and started again: each token whose answer an
-agent received is trained on in exactly one row, and no other token is.
+agent received is trained on in exactly one row, and no other token is. Only the last answer of a conversation may be
+missing, if the kill came between its receipt and the line that notes it: no later request shows that it was received.
 
 ``KILLS`` kills (default 3), ``AGENTS`` agents at once (default 6), ``SEED`` draws the moments.
 """
@@ -44,15 +45,15 @@ def serving(model: Path, store: Path, port: int) -> Iterator[subprocess.Popen[by
     """``agentrl serve`` that answers. What it leaves at its end is killed."""
     command = [sys.executable, "-m", "agentrl.flows.cli", "serve", "--model", str(model), "--record", str(store)]
     command += ["--port", str(port), "--served-name", "tiny", "--max-turn-tokens", "6"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
         try:
             ends = time.monotonic() + STARTS_S
             while not answers(port):
                 if running.poll() is not None or time.monotonic() > ends:
-                    running.kill()
+                    running.send_signal(signal.SIGABRT)  # it says where it stands
                     assert running.stderr is not None
-                    raise AssertionError(f"the server did not start: {running.stderr.read().decode()[-2000:]}")
+                    raise AssertionError(f"the server did not start: {running.stderr.read().decode()[-4000:]}")
                 time.sleep(0.5)
             yield running
         finally:
@@ -157,14 +158,19 @@ def test_each_token_that_was_received_is_in_exactly_one_row_whenever_the_server_
     rows: dict[str, list[Trajectory]] = defaultdict(list)
     for row in buffer.get_many(ids):
         rows[row.episode_id].append(row)
-    wrong = []
+    wrong, unnoted = [], 0
     for name, texts in received.items():
         result = Counter(text for row in rows.get(name, []) for text in trained(row))
-        if result != Counter(texts):
+        tags = [tag for row in rows.get(name, []) for tag in row.tags]
+        if result == Counter(texts[:-1]) and "undelivered:1" in tags:
+            unnoted += 1
+        elif result != Counter(texts):
             wrong.append((name, texts, dict(result), [row.tags for row in rows.get(name, [])]))
     turns = sum(map(len, received.values()))
     again = sum(agent.asked_again for agent in agents)
     print(f"seed {SEED}: {KILLS} kills, {len(received)} episodes, {turns} turns received, {again} requests sent again")
+    print(f"{unnoted} last answers were received and not noted")
     assert not wrong, (SEED, wrong[:3])
+    assert unnoted <= KILLS
     assert sum(row.n_action_tokens > 0 for each in rows.values() for row in each) >= len(received)
     assert set(rows) <= set(received), "no episode that nobody knows of"

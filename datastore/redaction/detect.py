@@ -113,7 +113,10 @@ class Detectors:
 def _of_detect_secrets() -> p.Patterns:
     """The regular expressions of the plugins of ``detect-secrets`` that are for one service each, by kind. Of those
     with groups, the first one that matched is the secret."""
-    plugins = optional("detect_secrets.core.plugins.util", EXTRA).get_mapping_from_secret_type_to_class()
+    optional("detect_secrets", EXTRA)
+    from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+
+    plugins: dict[str, Any] = get_mapping_from_secret_type_to_class()
     chosen = {name: _DETECT_SECRETS[name] for name in sorted(plugins) if name in _DETECT_SECRETS}
     if lacking := sorted(set(_DETECT_SECRETS) - set(plugins)):
         raise StoreError(

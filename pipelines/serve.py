@@ -30,7 +30,7 @@ FOLDER = "recordings"
 @dataclass(frozen=True)
 class BufferRows:
     """Rows of recordings go to the buffer. A recording is the ``fingerprint`` of its rows. With ``redaction``,
-    placeholders stand for the secrets in them."""
+    placeholders stand for the secrets in them, and in annotations."""
 
     buffer: TrajectoryBuffer
     redaction: "RowRedaction | None" = None
@@ -60,6 +60,8 @@ class BufferRows:
 
     def annotate(self, annotations: list[Annotation]) -> None:
         """See :class:`agentrl.recorder.aside.RowStore`."""
+        if self.redaction is not None:
+            annotations = [self.redaction.annotation(annotation) for annotation in annotations]
         self.buffer.annotations.append(annotations)
 
 
@@ -100,8 +102,8 @@ def recorder_of(
     redacted: bool = False,
 ) -> "Recorder":
     """A recorder of ``model``, an artifact or a folder, that stores rows in ``store``. It is served as ``name``. If
-    ``redacted``, placeholders stand for secrets in the rows that are stored; files of open episodes, which go when
-    their rows are stored, have them still.
+    ``redacted``, placeholders stand for secrets in the rows and annotations that are stored; files of open episodes,
+    which go when their rows are stored, have them still.
 
     Raises LookupError if there is no such model, and ValueError if it cannot be served.
     """

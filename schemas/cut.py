@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 CUT_VERSION = 1
 
@@ -89,11 +89,18 @@ class CutCounts(_Part):
 
 
 class CutSecrets(_Part):
-    """What a search for secrets found in the rows of a cut: the ``rows`` that hold some, and the ``places`` in their
-    texts by kind."""
+    """What a search for secrets found in the rows of a cut: the ``rows`` that hold some, and the ``places`` where these
+    stand, by kind. The tokens of ``unread`` rows were not searched, since nobody knows what they say; it is written
+    only if there are such rows, as cuts of older releases have it."""
 
     rows: int
     places: dict[str, int]
+    unread: int = 0
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = written(self)
+        return fields if self.unread else {name: value for name, value in fields.items() if name != "unread"}
 
 
 class EvaluationSet(_Part):

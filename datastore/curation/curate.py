@@ -3,6 +3,7 @@ by the rules that look at them, for the rows that are left by then."""
 
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -244,15 +245,18 @@ def _keep(rows: pl.DataFrame, rule: r.Keep, work: Work) -> pl.DataFrame:
 
 
 def _secrets(rows: pl.DataFrame, rule: r.Secrets, work: Work) -> pl.DataFrame:
-    from agentrl.datastore.redaction.rows import RowRedaction
+    from agentrl.datastore.redaction.rows import RowRedaction, unread_tokens
 
     redaction = RowRedaction(work.buffer.storage, rule.secrets, on_tokens="drop")
     ids = rows["trajectory_id"].to_arrow()
-    clean = [
-        not redaction.clean(Trajectory.model_validate(row)).changed
-        for start in range(0, len(ids), TEXTS)
-        for row in work.buffer.read(ids.slice(start, TEXTS), version=work.version).to_pylist()
-    ]
+    clean, unread = list[bool](), 0
+    for start in range(0, len(ids), TEXTS):
+        for row in work.buffer.read(ids.slice(start, TEXTS), version=work.version).to_pylist():
+            cleaned = redaction.clean(Trajectory.model_validate(row))
+            clean.append(not cleaned.changed)
+            unread += cleaned.unread
+    if unread:
+        warnings.warn(f"rule secrets: {unread_tokens(unread)}", stacklevel=2)
     return rows.filter(pl.Series(clean, dtype=pl.Boolean))
 
 

@@ -129,8 +129,9 @@ class ValidCalls(CurationRule):
 
 
 class Secrets(CurationRule):
-    """Drop rows whose texts hold a secret: keys, tokens, passwords, private keys, mail addresses, phone numbers, names
-    of hosts and users. The stage ``trajectories.redact`` replaces them instead. Needs the extra ``redact``."""
+    """Drop rows whose texts or token ids hold a secret: keys, tokens, passwords, private keys, mail addresses, phone
+    numbers, names of hosts and users. The stage ``trajectories.redact`` replaces them instead. Needs the extra
+    ``redact``."""
 
     rule: Literal["secrets"]
     secrets: Redaction = Field(Redaction(), description="what counts as a secret")

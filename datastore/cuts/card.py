@@ -144,6 +144,8 @@ def _secrets(manifest: CutManifest) -> str:
     redacted = f"In {manifest.counts.redacted:,} rows placeholders such as `<EMAIL_1>` stand for secrets. "
     if manifest.secrets is None:
         return redacted + "Nobody looked for secrets that are left."
+    if manifest.secrets.unread:
+        redacted += f"The tokens of {manifest.secrets.unread:,} rows were not searched: nobody knows what they say. "
     if not manifest.secrets.rows:
         return redacted + "A search for keys, passwords, mail addresses, phone numbers, hosts and users found no other."
     places = ", ".join(f"{kind} {count:,}" for kind, count in manifest.secrets.places.items())

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats import FORMATS, Format, named
@@ -27,7 +27,8 @@ OnSecrets = Literal["redact", "refuse"]
 @dataclass
 class Exported:
     """What an export wrote. ``loses`` counts the rows that have something the format cannot hold, by what it is, and
-    ``redacted`` the places of secrets that were replaced, by their kind; None if nobody looked for any."""
+    ``redacted`` the places of secrets that were replaced, by their kind; None if nobody looked for any. The tokens of
+    ``unread`` rows were not searched for secrets, since nobody knows what they say."""
 
     path: str
     format: str
@@ -35,6 +36,7 @@ class Exported:
     records: int = 0
     loses: dict[str, int] = field(default_factory=dict)
     redacted: dict[str, int] | None = None
+    unread: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,7 +74,9 @@ def export_rows(
     exported = Exported(str(path), str(name), len(ids))
     rows, counts = _rows(buffer, ids), Counter[str]()
     if secrets == "refuse":
-        refuse_secrets(*held_secrets(buffer, ids))
+        held = held_secrets(buffer, ids)
+        refuse_secrets(held)
+        exported.unread = held.unread
     elif secrets == "redact":
         from agentrl.datastore.redaction.rows import RowRedaction
 
@@ -104,28 +108,39 @@ def _rows(buffer: "TrajectoryBuffer", ids: Ids) -> Iterator[Trajectory]:
         yield from buffer.get_many(names.slice(start, BATCH_ROWS))
 
 
-def held_secrets(buffer: "TrajectoryBuffer", ids: Ids) -> tuple[list[str], Counter[str]]:
-    """Which of these rows hold secrets, and the places in their texts where these stand, by kind."""
+class HeldSecrets(NamedTuple):
+    """Rows that hold secrets, and the places where these stand, by kind: those in the texts of a row, or in its tokens
+    if its texts hold none. The tokens of ``unread`` further rows were not searched, since nobody knows what they
+    say."""
+
+    rows: list[str]
+    places: Counter[str]
+    unread: int
+
+
+def held_secrets(buffer: "TrajectoryBuffer", ids: Ids) -> HeldSecrets:
+    """Which of these rows hold secrets."""
     from agentrl.datastore.redaction.rows import RowRedaction
 
-    redaction = RowRedaction(buffer.storage, on_tokens="drop")  # nothing is written: their text is not needed
-    held, counts = list[str](), Counter[str]()
+    redaction = RowRedaction(buffer.storage, on_tokens="drop")  # nothing is written: they need not be encoded again
+    held, counts, unread = list[str](), Counter[str](), 0
     for row in _rows(buffer, ids):
         cleaned = redaction.clean(row)
         counts.update(cleaned.counts)
         if cleaned.changed:
             held.append(row.trajectory_id)
-    return held, counts
+        unread += cleaned.unread
+    return HeldSecrets(held, counts, unread)
 
 
-def refuse_secrets(held: list[str], counts: Counter[str]) -> None:
+def refuse_secrets(held: HeldSecrets) -> None:
     """Raise StoreError that names rows and kinds, and no secret, if there are any."""
-    if not held:
+    if not held.rows:
         return
-    kinds = ", ".join(f"{kind} {number}" for kind, number in counts.most_common())
-    named = ", ".join(held[:3]) + (f" and {len(held) - 3} more" if len(held) > 3 else "")
+    kinds = ", ".join(f"{kind} {number}" for kind, number in held.places.most_common())
+    named = ", ".join(held.rows[:3]) + (f" and {len(held.rows) - 3} more" if len(held.rows) > 3 else "")
     raise StoreError(
-        f"{len(held)} rows hold secrets ({kinds}): {named}; nothing was written. Export a selection of "
+        f"{len(held.rows)} rows hold secrets ({kinds}): {named}; nothing was written. Export a selection of "
         "trajectories.redact, leave such rows out by the rule `secrets`, or write placeholders: --secrets redact"
     )
 

@@ -4,17 +4,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from agentrl.datastore.artifacts.tokenizers import kept
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.redaction.detect import Detectors
+from agentrl.datastore.redaction.detect import Detection, Detectors
 from agentrl.datastore.redaction.placeholders import Placeholders
 from agentrl.datastore.redaction.settings import EVERYTHING, OnTokens, Redaction
-from agentrl.datastore.redaction.texts import RowSecrets
-from agentrl.datastore.redaction.tokens import Change, Vocabulary, changes, positions, runs
+from agentrl.datastore.redaction.texts import RowSecrets, standing_alone
+from agentrl.datastore.redaction.tokens import Change, Vocabulary, changes, characters, positions, runs
+from agentrl.schemas.annotation import Annotation, message_json, number_of
 from agentrl.schemas.trajectory import Message, Span, Trajectory
 
 if TYPE_CHECKING:
@@ -28,14 +29,24 @@ JSONS = ("tools", "final_state", "sampling")
 """Columns of a row, beside its messages and tags, that what others wrote may be in."""
 
 
+def unread_tokens(rows: int) -> str:
+    """What to say of rows whose tokens were not searched."""
+    return (
+        f"the tokens of {rows} rows were not searched for secrets, since this store does not keep a tokenizer that "
+        "tells what they say; agentrl buffer tokenizer FOLDER writes one"
+    )
+
+
 @dataclass(frozen=True)
 class Cleaned:
     """A row after redaction, and how often each kind was replaced in its texts. ``row`` is the one that was given if
-    there was nothing to replace. ``tokens`` counts the token ids that gave way."""
+    there was nothing to replace. ``tokens`` counts the token ids that gave way. ``unread`` says that its tokens were
+    not searched, since nobody knows what they say."""
 
     row: Trajectory
     counts: Counter[str]
     tokens: int = 0
+    unread: bool = False
 
     @property
     def changed(self) -> bool:
@@ -62,7 +73,8 @@ class RowRedaction:
         sampled: their mask is false and their log-probs are NaN.
 
         Raises StoreError if the row has tokens of a tokenizer that the store does not keep, or that cannot spell a
-        placeholder, unless tokens are dropped: then a row with secrets keeps its text alone.
+        placeholder, unless tokens are dropped: then a row with secrets, in its text or in tokens that can be read,
+        keeps its text alone.
         """
         secrets = RowSecrets(self._detectors, self.placeholders)
         self._learn(row, secrets)
@@ -70,14 +82,23 @@ class RowRedaction:
             name: value for name in TEXTS if (value := _changed(secrets.text, getattr(row, name))) is not None
         }
         update |= {name: value for name in JSONS if (value := _changed(secrets.json, getattr(row, name))) is not None}
-        messages = [_message(message, secrets) for message in row.messages]
+        messages, words = [], []
+        for message in row.messages:
+            secrets.words = {}
+            messages.append(_message(message, secrets))
+            words.append(secrets.words)
         tags = [secrets.text(tag) for tag in row.tags]
         counts, replaced = Counter(secrets.counts), 0
         cleaned = row.model_copy(update={**update, "messages": messages, "tags": tags})
         if row.input_ids and self._on_tokens == "rewrite":
-            while made := self._changes(cleaned, secrets):
+            while made := self._changes(cleaned, secrets, words):
                 cleaned = cleaned.model_copy(update=_moved(cleaned, made))
                 replaced += sum(change.end - change.start for change in made)
+        if row.input_ids and self._on_tokens == "drop" and not counts:
+            vocabulary = self._vocabulary(row.tokenizer)
+            if isinstance(vocabulary, str):
+                return Cleaned(row, Counter(), unread=True)
+            counts.update(hit.kind for run in _token_hits(row, vocabulary, secrets, words) for hit in run.hits)
         if not counts and not replaced:
             return Cleaned(row, Counter())
         if row.input_ids and self._on_tokens == "drop":
@@ -88,34 +109,82 @@ class RowRedaction:
     def _learn(self, row: Trajectory, secrets: RowSecrets) -> None:
         """Look through the whole row first, so that a secret that one text shows is known in all of them."""
         for message in row.messages:
-            for text in (message.content, message.reasoning or ""):
-                secrets.learn(text)
-            for call in message.tool_calls:
-                secrets.learn_json(call.arguments)
+            _learn_message(message, secrets)
         for name in JSONS:
             secrets.learn_json(getattr(row, name))
         secrets.learn(row.prompt)
 
-    def _changes(self, row: Trajectory, secrets: RowSecrets) -> list[Change]:
+    def annotation(self, annotation: Annotation) -> Annotation:
+        """An annotation with placeholders for the secrets in what it says, and in the name of its author."""
+        secrets = RowSecrets(self._detectors, self.placeholders)
+        correction = annotation.correction and Message.model_validate_json(annotation.correction)
+        if correction:
+            _learn_message(correction, secrets)
+        texts = {name: getattr(annotation, name) for name in ("value", "comment", "author")}
+        for text in texts.values():
+            secrets.learn(text or "")
+        update: dict[str, Any] = {name: text and secrets.text(text) for name, text in texts.items()}
+        update["number"] = number_of(update["value"])
+        if correction:
+            update["correction"] = message_json(_message(correction, secrets))
+        return annotation.model_copy(update=update) if secrets.counts else annotation
+
+    def _changes(self, row: Trajectory, secrets: RowSecrets, words: list[dict[str, str]]) -> list[Change]:
         vocabulary = self._vocabulary(row.tokenizer)
+        if isinstance(vocabulary, str):
+            raise StoreError(vocabulary)
         made = []
-        for start, end in runs(vocabulary, row.input_ids):
-            ids = row.input_ids[start:end]
-            text = vocabulary.text(ids)[0]
-            places = [(hit.start, hit.end, secrets.placeholder(hit, text)) for hit in secrets.hits(text)]
-            for change in changes(vocabulary, ids, places) if places else []:
-                made.append(Change(start + change.start, start + change.end, change.ids))
+        for run in _token_hits(row, vocabulary, secrets, words):
+            places = [(hit.start, hit.end, secrets.placeholder(hit, run.text)) for hit in run.hits]
+            for change in changes(vocabulary, run.ids, places) if places else []:
+                made.append(Change(run.start + change.start, run.start + change.end, change.ids))
         return made
 
-    def _read_vocabulary(self, tokenizer: str) -> Vocabulary:
+    def _read_vocabulary(self, tokenizer: str) -> Vocabulary | str:
+        """The vocabulary of a tokenizer, or why there is none."""
         data = kept(self._storage, tokenizer) if tokenizer else None
         if data is None:
-            raise StoreError(
+            return (
                 f"rows have tokens of the tokenizer {tokenizer or '(unknown)'}, which this store does not keep, so "
                 "that nobody knows what they say: write it into the store (agentrl buffer tokenizer FOLDER), or set "
                 "tokens: drop, which keeps the text of rows with secrets alone"
             )
-        return Vocabulary(tokenizer, data.decode())
+        vocabulary = Vocabulary(tokenizer, data.decode())
+        try:
+            _ = vocabulary.bytes_of
+        except StoreError as error:
+            return str(error)
+        return vocabulary
+
+
+class _Run(NamedTuple):
+    """Token ids of a row from ``start`` on, without control tokens between them, their text, and the secrets in it."""
+
+    start: int
+    ids: list[int]
+    text: str
+    hits: list[Detection]
+
+
+def _token_hits(
+    row: Trajectory, vocabulary: Vocabulary, secrets: RowSecrets, words: list[dict[str, str]]
+) -> Iterator[_Run]:
+    """The secrets in the text of a row's tokens. ``words`` of each message are secrets in its tokens, or in all tokens
+    of the row if nobody knows which are those of the message."""
+    spans = [
+        (message.token_start or 0, len(row.input_ids) if message.token_end is None else message.token_end, its_words)
+        for message, its_words in zip(row.messages, words, strict=True)
+        if its_words
+    ]
+    for start, end in runs(vocabulary, row.input_ids):
+        ids = row.input_ids[start:end]
+        text, offsets = vocabulary.text(ids)
+        alone: list[Detection] = []
+        for first, last, its_words in spans:
+            if max(first, start) < min(last, end):
+                shown = characters(text, offsets, max(first, start) - start, min(last, end) - start)
+                alone += standing_alone(its_words, text, *shown)
+        yield _Run(start, ids, text, secrets.hits(text, alone))
 
 
 def holds_secrets(tasks: Iterable[Mapping[str, Any]]) -> Iterator[bool]:
@@ -137,15 +206,31 @@ def _changed(clean: Any, text: str | None) -> str | None:
     return after if after != text else None
 
 
+_MESSAGE_TEXTS = ("content", "reasoning", "name", "tool_call_id")
+
+
+def _learn_message(message: Message, secrets: RowSecrets) -> None:
+    for name in _MESSAGE_TEXTS:
+        secrets.learn(getattr(message, name) or "")
+    for call in message.tool_calls:
+        secrets.learn(call.id)
+        secrets.learn_json(call.arguments)
+
+
 def _message(message: Message, secrets: RowSecrets) -> Message:
+    """A message after redaction. Equal ids of calls and answers stay equal."""
     calls = [
-        call.model_copy(update={"arguments": secrets.json(call.arguments), "name": secrets.text(call.name)})
+        call.model_copy(
+            update={
+                "id": secrets.text(call.id),
+                "name": secrets.text(call.name),
+                "arguments": secrets.json(call.arguments),
+            }
+        )
         for call in message.tool_calls
     ]
-    reasoning = message.reasoning if message.reasoning is None else secrets.text(message.reasoning)
-    return message.model_copy(
-        update={"content": secrets.text(message.content), "reasoning": reasoning, "tool_calls": calls}
-    )
+    texts = {name: secrets.text(text) for name in _MESSAGE_TEXTS if (text := getattr(message, name))}
+    return message.model_copy(update={**texts, "tool_calls": calls})
 
 
 def _without_tokens(messages: list[Message]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from agentrl.datastore.redaction.detect import REMEMBERED, Detection, Detectors
@@ -42,6 +42,9 @@ class RowSecrets:
         self._saw = False
         self.counts: Counter[str] = Counter()
         """Places that were replaced, by kind."""
+        self.words: dict[str, str] = {}
+        """Kinds of values that their names in JSON gave away and that any text may hold, as ``alice`` of ``username``:
+        those that were met since it was last emptied."""
 
     def learn(self, text: str) -> None:
         """Note the secrets of a text."""
@@ -61,9 +64,9 @@ class RowSecrets:
         """The text with placeholders for its secrets."""
         return self.replaced(text, self.hits(text))
 
-    def hits(self, text: str) -> list[Detection]:
-        """The secrets of a text, and where secrets of the row stand in it; in order, and apart."""
-        hits = [*self._detectors(text), *self._elsewhere(text)]
+    def hits(self, text: str, more: Iterable[Detection] = ()) -> list[Detection]:
+        """The secrets of a text, where secrets of the row stand in it, and ``more``; in order, and apart."""
+        hits = [*self._detectors(text), *self._elsewhere(text), *more]
         apart: list[Detection] = []
         for hit in sorted(hits, key=lambda hit: (hit.start, -hit.end)):
             start = max(hit.start, apart[-1].end if apart else 0)
@@ -116,14 +119,14 @@ class RowSecrets:
         kind = self._detectors.value(value, name)
         if kind is not None:
             self._saw = True
-            self._note(kind, value)
+            self._note_named(kind, value, name)
         self.learn(value)
         return value
 
     def _clean_value(self, value: str, name: str) -> str:
         kind = self._detectors.value(value, name)
         if kind is not None:
-            self._note(kind, value)
+            self._note_named(kind, value, name)
             return self.placeholder(Detection(0, len(value), kind), value)
         return self.text(value)
 
@@ -135,6 +138,15 @@ class RowSecrets:
                 self._note_between(hit.kind, value, before, after)
         else:
             self._note(hit.kind, value)
+
+    def _note_named(self, kind: str, value: str, name: str) -> None:
+        """Note a value that its name in JSON gave away. One that may be a word is known after that name alone."""
+        if kind in _ALONE and (_WORD.fullmatch(value) or len(value) < 4):
+            self.words[value] = kind
+            for colon in (": ", ":"):
+                self._note_between(kind, value, f'"{name}"{colon}"', '"')
+        else:
+            self._note(kind, value)
 
     def _note_between(self, kind: str, value: str, before: str, after: str) -> None:
         parts = [before, value, after]
@@ -165,6 +177,16 @@ class RowSecrets:
             hits.append(Detection(match.start() + known.lead, match.end() - known.tail, known.kind))
         taken = [match.span() for match in PLACEHOLDER.finditer(text)] if hits else []
         return [hit for hit in hits if not any(hit.start < end and start < hit.end for start, end in taken)]
+
+
+def standing_alone(words: Mapping[str, str], text: str, start: int, end: int) -> list[Detection]:
+    """Where words, each with its kind, stand between ``start`` and ``end`` (exclusive) of a text, and are no part of a
+    longer one."""
+    if not words:
+        return []
+    either = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+    pattern = re.compile(rf"(?:(?<!\w)|(?<=\\[nrt]))(?:{either})(?!\w)")
+    return [Detection(*match.span(), words[match[0]]) for match in pattern.finditer(text, start, end)]
 
 
 def _bounded(form: str, known: Known) -> str:

@@ -40,8 +40,9 @@ class Vocabulary:
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """Ids of the tokens that were added to the vocabulary, which no text is part of."""
-        return frozenset(self._tokenizer.get_added_tokens_decoder())
+        """Ids of control tokens, which no text is part of. Other tokens that were added, as for indents, are text."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
 
     def text(self, ids: list[int]) -> tuple[str, np.ndarray]:
         """The text of ids, and the byte at which each begins in it, [tokens + 1]. Bytes that are no UTF-8 are lone
@@ -62,6 +63,12 @@ class Vocabulary:
                 "tokens: drop, which keeps their text alone"
             )
         return ids
+
+
+def characters(text: str, offsets: np.ndarray, start: int, end: int) -> tuple[int, int]:
+    """Where the tokens ``start`` to ``end`` (exclusive) stand in a text of :meth:`Vocabulary.text`, in characters."""
+    data = text.encode("utf-8", "surrogateescape")
+    return _characters(data, offsets[start]), _characters(data, offsets[end])
 
 
 def runs(vocabulary: Vocabulary, ids: list[int]) -> list[tuple[int, int]]:

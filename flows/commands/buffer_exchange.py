@@ -183,6 +183,7 @@ def export(
     split unless --split says otherwise; the others take all rows."""
     from agentrl.datastore.formats import named
     from agentrl.datastore.formats.exports import export_rows, held_secrets, losses
+    from agentrl.datastore.redaction.rows import unread_tokens
     from agentrl.flows.commands._selections import left_out, selected
     from agentrl.pipelines.file.library import search_in
 
@@ -198,9 +199,12 @@ def export(
     if lost and not as_json:
         say(f"{format} cannot hold, of {len(ids)} rows: " + ", ".join(f"{what} {n}" for what, n in lost.items()))
     if dry_run:
-        held, kinds = held_secrets(buffer, ids) if wanted else ([], {})
-        if wanted and not as_json:
-            say(f"{len(held)} rows hold secrets" + "".join(f", {kind} {n}" for kind, n in sorted(kinds.items())))
+        held = held_secrets(buffer, ids) if wanted else None
+        if held and not as_json:
+            kinds = "".join(f", {kind} {n}" for kind, n in sorted(held.places.items()))
+            say(f"{len(held.rows)} rows hold secrets{kinds}")
+            if held.unread:
+                say(unread_tokens(held.unread))
         if as_json:
             say_json(
                 {
@@ -210,7 +214,11 @@ def export(
                     "records": 0,
                     "other_splits": left,
                     "loses": lost,
-                    **({"secrets": dict(kinds), "rows_with_secrets": len(held)} if wanted else {}),
+                    **(
+                        {"secrets": dict(held.places), "rows_with_secrets": len(held.rows), "unread": held.unread}
+                        if held
+                        else {}
+                    ),
                 }
             )
         return
@@ -223,3 +231,5 @@ def export(
         if result.redacted is not None:
             counts = ", ".join(f"{kind} {number}" for kind, number in result.redacted.items()) or "none"
             say(f"secrets replaced: {counts}")
+        if result.unread:
+            say(unread_tokens(result.unread))

@@ -66,6 +66,7 @@ def list_(store: Store = "store", as_json: Json = False) -> None:
 @command(app)
 def show(cut: CutName, store: Store = "store", as_json: Json = False) -> None:
     """Show the manifest of a cut: its rows, funnel, sources with licences, and evaluation sets."""
+    from agentrl.datastore.redaction.rows import unread_tokens
     from agentrl.flows.commands._cuts import opened
 
     name, folder, _ = opened(store, cut)
@@ -86,6 +87,8 @@ def show(cut: CutName, store: Store = "store", as_json: Json = False) -> None:
     else:
         places = ", ".join(f"{kind} {count}" for kind, count in manifest.secrets.places.items())
         say(f"secrets in {manifest.secrets.rows} rows{': ' * bool(places)}{places}")
+        if manifest.secrets.unread:
+            say(unread_tokens(manifest.secrets.unread))
     say(f"sha256 {folder.identity}")
 
 

@@ -10,6 +10,7 @@ from agentrl.doctor.gaming import told
 from agentrl.pipelines.handles import Scores, Table, Trajectories
 from agentrl.pipelines.parts.audited import audit_of, judged_by
 from agentrl.pipelines.parts.common import count
+from agentrl.pipelines.parts.pairing import weights_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.pipelines.stages.curate import distinct
 
@@ -58,9 +59,9 @@ def audit(
     predicts the reward, and whether success rises on train tasks alone.
 
     ``suspicions`` names row, message and token of each doubt, ``findings`` has a row for each kind. The output
-    ``trajectories`` selects the rows without a suspicion.
+    ``trajectories`` selects the rows without a suspicion, with their weights.
     """
-    given = distinct(trajectories)
+    given, weights = distinct(trajectories), weights_of(trajectories)
     result = audit_of(context.buffer, given, judged_by(table.table() for table in scores), context.progress)
     kinds = Counter(suspicion.kind for suspicion in result.suspicions)
     suspected = pa.array(sorted({suspicion.trajectory_id for suspicion in result.suspicions}), pa.string())
@@ -80,7 +81,7 @@ def audit(
         for finding in result.findings()
     ]
     return Audited(
-        context.select(kept),
+        context.select(kept, [weights[name] for name in kept.to_pylist()]),
         context.table(pa.Table.from_pylist(table, SUSPICIONS), "suspicions"),
         context.table(pa.Table.from_pylist(by_kind, FINDINGS), "findings"),
     )

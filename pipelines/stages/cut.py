@@ -172,14 +172,17 @@ def _annotations(context: Context, config: CutConfig) -> "list[CutAnnotations]":
 def _secrets(context: Context, config: CutConfig, ids: pa.Array) -> "CutSecrets | None":
     """What a search for secrets found. Raises StoreError that names rows and kinds if rows with secrets are refused."""
     from agentrl.datastore.formats.exports import held_secrets, refuse_secrets
+    from agentrl.datastore.redaction.rows import unread_tokens
     from agentrl.schemas.cut import CutSecrets
 
     if config.secrets is None:
         return None
-    held, counts = held_secrets(context.buffer, ids)
+    held = held_secrets(context.buffer, ids)
     if config.secrets == "refuse":
-        refuse_secrets(held, counts)
-    return CutSecrets(rows=len(held), places=dict(sorted(counts.items())))
+        refuse_secrets(held)
+    if held.unread:
+        print(unread_tokens(held.unread))
+    return CutSecrets(rows=len(held.rows), places=dict(sorted(held.places.items())), unread=held.unread)
 
 
 def _origin(selection: Trajectories) -> "CutOrigin":

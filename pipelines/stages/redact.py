@@ -9,6 +9,7 @@ from pydantic import Field
 from agentrl.datastore.redaction.settings import OnTokens, Redaction
 from agentrl.pipelines.handles import Table, Trajectories
 from agentrl.pipelines.parts.common import count
+from agentrl.pipelines.parts.pairing import weights_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.pipelines.stages.curate import distinct
 from agentrl.schemas.trajectory import Trajectory
@@ -61,20 +62,21 @@ class RedactedRows(NamedTuple):
 def redact(context: Context, config: RedactConfig, trajectories: list[Trajectories]) -> RedactedRows:
     """Rows in which typed placeholders such as ``<EMAIL_1>`` stand for secrets, equal ones for equal values of this
     run, in texts, JSON and token ids. They are new rows with the tag ``redacted`` and the row as parent; rows without
-    secrets are in the output as they are. Tokens that were replaced were not sampled: their mask is false.
+    secrets are in the output as they are. Tokens that were replaced were not sampled: their mask is false. Weights
+    stay.
 
     ``counts`` has the rows and places of each kind by the stage that the rows came from; ``redacted`` has each redacted
     row with its parent. A value of a secret is in neither, nor in an error.
 
     Raises StoreError if a row has tokens of a tokenizer that the store does not keep.
     """
-    from agentrl.datastore.redaction.rows import RowRedaction
+    from agentrl.datastore.redaction.rows import RowRedaction, unread_tokens
 
-    given = distinct(trajectories)
+    given, weights = distinct(trajectories), weights_of(trajectories)
     redaction = RowRedaction(context.buffer.storage, config.secrets, config.tokens)
     rows_of, places_of = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    ids: list[str] = []
-    made = 0
+    weight_of: dict[str, float] = {}
+    made = unread = 0
     with context.growing_table(REDACTED_SCHEMA, "redacted") as (table, add):
         for shard, start in enumerate(range(0, len(given), SHARD_ROWS)):
             rows = context.buffer.get_many(given.slice(start, SHARD_ROWS))
@@ -85,12 +87,13 @@ def redact(context: Context, config: RedactConfig, trajectories: list[Trajectori
                 # all rows before; it is not appended again.
                 cleaned = redaction.clean(row)
                 if not cleaned.changed:
-                    ids.append(row.trajectory_id)
+                    unread += cleaned.unread
+                    weight_of[row.trajectory_id] = weights[row.trajectory_id]
                     continue
                 update = {"trajectory_id": context.trajectory_id(made), "parent_id": row.trajectory_id}
                 changed.append(cleaned.row.model_copy(update=update))
                 made += 1
-                ids.append(changed[-1].trajectory_id)
+                weight_of[changed[-1].trajectory_id] = weights[row.trajectory_id]
                 places = cleaned.counts.total()
                 records.append({**update, "kinds": sorted(cleaned.counts), "places": places, "tokens": cleaned.tokens})
                 rows_of.update((row.stage, kind) for kind in cleaned.counts)
@@ -100,12 +103,15 @@ def redact(context: Context, config: RedactConfig, trajectories: list[Trajectori
                 add(pa.Table.from_pylist(records, REDACTED_SCHEMA))
             context.progress(start + len(rows), len(given), redacted=made)
     _report(context, redaction, places_of, len(given), made)
+    if unread:
+        count(context, {"unread": unread})
+        print(unread_tokens(unread))
     counts = [
         {"stage": stage, "kind": kind, "rows": rows_of[stage, kind], "places": places}
         for (stage, kind), places in sorted(places_of.items())
     ]
     return RedactedRows(
-        context.select(pa.array(ids, pa.string())),
+        context.select(pa.array(list(weight_of), pa.string()), list(weight_of.values())),
         context.table(pa.Table.from_pylist(counts, COUNTS_SCHEMA), "counts"),
         table,
     )

@@ -1,12 +1,14 @@
 """The stage, the rule, the export and the recorder that keep secrets from going on: planted secrets, and kill -9."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_rows import build
@@ -18,11 +20,19 @@ from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats.exports import export_rows
 from agentrl.datastore.redaction.rows import RowRedaction
+from agentrl.pipelines.file import library
+from agentrl.pipelines.file.load import Node
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.plan.code import CodeGraph
+from agentrl.pipelines.plan.fingerprint import Fingerprinter
 from agentrl.pipelines.serve import BufferRows
 from agentrl.pipelines.stage import Context
 from agentrl.pipelines.stages import redact as stage_module
+from agentrl.pipelines.stages.audit import audit
 from agentrl.pipelines.stages.redact import RedactConfig, redact
+from agentrl.schemas.annotation import Annotation
+from agentrl.schemas.cut import CutSecrets
+from agentrl.schemas.pipeline import Execution
 from agentrl.schemas.trajectory import Trajectory
 from benchmarks.planted_secrets import KINDS, Planted, planted_rows, texts_of, tokenizer
 
@@ -144,6 +154,92 @@ def test_a_recorder_stores_no_secret(tmp_path: Path) -> None:
     BufferRows(harness.buffer, RowRedaction(harness.buffer.storage)).keep("r" * 32, named)
     stored = harness.buffer.get_many([row.trajectory_id for row in named])
     assert not any(left_in(stored[each.row], each.secret) for each in planted)
+
+
+def test_a_recorder_stores_no_secret_of_feedback(tmp_path: Path) -> None:
+    harness, _ = harness_with(tmp_path, [build(0)])
+    call = {"id": "1", "name": "connect", "arguments": json.dumps({"db_username": "alice"})}
+    feedback = [
+        {"correction": {"content": "Dear jane.roe@northwind.io", "tool_calls": [call]}},
+        {"comment": "call +49 30 90182055"},
+        {"value": "jane.roe@northwind.io"},
+        {"value": "up"},
+        {"value": "+493090182055"},
+    ]
+    annotations = [
+        Annotation(trajectory_id="t", turn=0, name=f"n{number}", author="jane.roe@northwind.io", **fields)
+        for number, fields in enumerate(feedback)
+    ]
+    BufferRows(harness.buffer, RowRedaction(harness.buffer.storage)).annotate(annotations)
+    rows = sorted(harness.buffer.annotations.rows().to_pylist(), key=lambda row: row["name"])
+    correction = json.loads(rows[0]["correction"])
+    assert correction["content"] == "Dear <EMAIL_1>"
+    assert json.loads(correction["tool_calls"][0]["arguments"]) == {"db_username": "<USER_1>"}
+    assert [row["comment"] for row in rows] == ["", "call <PHONE_1>", "", "", ""]
+    assert [row["value"] for row in rows] == [None, None, "<EMAIL_1>", "up", "<PHONE_2>"]
+    assert [row["number"] for row in rows] == [None, None, None, 1.0, None]
+    assert {row["author"] for row in rows} == {"<EMAIL_1>"}
+
+
+def spoken_in_tokens_alone(tokenizer_name: str) -> Trajectory:
+    ids = tokenizer().encode("write to jane.roe@northwind.io", add_special_tokens=False).ids
+    update = {"input_ids": ids, "action_mask": [False] * len(ids), "logprobs": [math.nan] * len(ids)}
+    spans = [message.model_copy(update={"token_start": None, "token_end": None}) for message in build(1).messages]
+    return build(1).model_copy(
+        update={**update, "messages": spans, "n_tokens": len(ids), "n_action_tokens": 0, "tokenizer": tokenizer_name}
+    )
+
+
+def test_secrets_in_tokens_alone_are_refused_and_tokens_that_nobody_reads_are_counted(tmp_path: Path) -> None:
+    row = spoken_in_tokens_alone("chatml-4000")
+    harness, _ = harness_with(tmp_path / "kept", [row])
+    with pytest.raises(StoreError, match=r"^1 rows hold secrets \(EMAIL 1\)"):
+        export_rows(harness.buffer, [row.trajectory_id], tmp_path / "a.jsonl", "openai-chat", secrets="refuse")
+    rules = Rules.model_validate({"rules": [{"rule": "secrets"}]}).rules
+    assert len(curate(harness.buffer, rules).ids) == 0
+    other, given = harness_with(tmp_path / "other", [spoken_in_tokens_alone("other")])
+    done = export_rows(other.buffer, [row.trajectory_id], tmp_path / "b.jsonl", "openai-chat", secrets="refuse")
+    assert (done.records, done.unread) == (1, 1)
+    with pytest.warns(UserWarning, match="rule secrets: the tokens of 1 rows were not searched"):
+        assert len(curate(other.buffer, rules).ids) == 1
+    result = other.run(redact, {"tokens": "drop"}, trajectories=[given])
+    assert (result.metrics["redacted"], result.metrics["unread"]) == (0, 1)
+
+
+def test_a_cut_says_which_tokens_nobody_read() -> None:
+    assert CutSecrets(rows=1, places={"EMAIL": 1}).model_dump(mode="json") == {"rows": 1, "places": {"EMAIL": 1}}
+    assert CutSecrets(rows=0, places={}, unread=2).model_dump(mode="json")["unread"] == 2
+
+
+@pytest.mark.parametrize("run", [redact, audit])
+def test_weights_stay(tmp_path: Path, run: Any) -> None:
+    rows = [build(number) for number in range(3)]
+    rows[1].messages[0].content = "write to jane.roe@northwind.io"
+    harness, _ = harness_with(tmp_path, rows)
+    context = context_of(tmp_path / "given", tmp_path / "given" / "made")
+    context.buffer = harness.buffer
+    given = context.select([row.trajectory_id for row in rows], [0.5, 2.0, 3.0], name="weighted")
+    result = harness.run(run, {"tokens": "drop"} if run is redact else {}, trajectories=[given])
+    after = result["trajectories"].selection().to_pydict()
+    named = {row.parent_id or row.trajectory_id: row.trajectory_id for row in result["trajectories"].read()}
+    weights = dict(zip(after["trajectory_id"], after["weight"], strict=True))
+    expected = dict(zip([row.trajectory_id for row in rows], [0.5, 2.0, 3.0], strict=True))
+    assert weights
+    assert {new: expected[old] for old, new in named.items()} == weights
+
+
+@pytest.mark.parametrize(
+    ("uses", "settings"),
+    [
+        ("trajectories.redact", {}),
+        ("trajectories.select", {"version": 0, "rules": [{"rule": "secrets"}]}),
+        ("trajectories.cut", {"version": 0, "secrets": "refuse"}),
+    ],
+)
+def test_detectors_are_in_the_fingerprint(uses: str, settings: dict[str, Any]) -> None:
+    used = library.resolve(uses)
+    node = Node("x", used, used.config.model_validate(settings), {}, 0, Execution())
+    assert {"detect_secrets", "phonenumbers"} <= set(Fingerprinter(CodeGraph(())).ingredients(node, {}).packages)
 
 
 def context_of(folder: Path, made: Path) -> Context:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from test_tokenizers import MADE
+from tokenizers import AddedToken, Tokenizer
 
 from agentrl.datastore.artifacts.tokenizers import keep
 from agentrl.datastore.errors import StoreError
@@ -193,6 +194,79 @@ def test_a_row_keeps_the_contract_and_all_else(storage: LocalStorage, secret: st
     last = after.messages[3]
     assert all(after.action_mask[last.token_start : last.token_end]), "what was not replaced is sampled still"
     assert RowRedaction(storage).clean(after).row == after
+
+
+def test_an_indented_key_is_found_in_tokens_of_indents(tmp_path: Path) -> None:
+    """A tokenizer may have tokens for indents that were added and are no control tokens."""
+    indents = Tokenizer.from_str(tokenizer().to_str())
+    indents.add_tokens([AddedToken("    ", normalized=False)])
+    keep(storage := LocalStorage(tmp_path), "indents", indents.to_str)
+    lines = ["x9Y8" * 16, "b7C6" * 16]
+    key = "".join(f"    {line}\n" for line in ["-----BEGIN PRIVATE KEY-----", *lines, "-----END PRIVATE KEY-----"])
+    ids = indents.encode(f"key: |\n{key}", add_special_tokens=False).ids
+    assert indents.token_to_id("    ") in ids
+    row = with_ids([Message(role="user", content=f"key: |\n{key}")], ids, "indents")
+    after = RowRedaction(storage).clean(row).row
+    assert not any(line in indents.decode(after.input_ids) for line in lines)
+
+
+def with_ids(messages: list[Message], ids: list[int], tokenizer: str = "chatml-4000") -> Trajectory:
+    """A row of these messages, and of token ids that belong to none of them."""
+    row = conversation("nothing")
+    update = {"messages": messages, "input_ids": ids, "tokenizer": tokenizer, "n_tokens": len(ids), "spans": []}
+    return row.model_copy(
+        update={**update, "action_mask": [False] * len(ids), "logprobs": [math.nan] * len(ids), "n_action_tokens": 0}
+    )
+
+
+def encoded(text: str) -> list[int]:
+    return list(tokenizer().encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("name", ["alice", "bob"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "f", "arguments": {"db_username": "NAME", "q": "NAMEs"}}',
+        "<function=f>\n<parameter=db_username>\nNAME\n</parameter><parameter=q>NAMEs</parameter>",
+    ],
+)
+def test_a_user_whose_name_is_a_word_gives_way_in_the_tokens_of_the_message(
+    storage: LocalStorage, name: str, text: str
+) -> None:
+    arguments = json.dumps({"db_username": name, "q": f"{name}s"})
+    call = Message(role="assistant", tool_calls=[ToolCall(id="c", name="f", arguments=arguments)])
+    asked, called = encoded(f"ask {name}, please"), encoded(text.replace("NAME", name))
+    placed = call.model_copy(update={"token_start": len(asked), "token_end": len(asked) + len(called)})
+    after = RowRedaction(storage).clean(with_ids([placed], [*asked, *called])).row
+    assert json.loads(after.messages[0].tool_calls[0].arguments) == {"db_username": "<USER_1>", "q": f"{name}s"}
+    expected = text.replace("NAMEs", f"{name}s").replace("NAME", "<USER_1>")
+    assert tokenizer().decode(after.input_ids) == f"ask {name}, please{expected}"
+    everywhere = RowRedaction(storage).clean(with_ids([call], [*asked, *called])).row
+    assert name not in tokenizer().decode(everywhere.input_ids).replace(f"{name}s", "")
+
+
+def test_names_and_ids_of_messages_are_cleaned_alike(storage: LocalStorage) -> None:
+    key = "sk-ant-api03-" + "x9Y8" * 10
+    messages = [
+        Message(role="user", content="hi", name="jane.roe@northwind.io"),
+        Message(role="assistant", tool_calls=[ToolCall(id=key, name="f", arguments="{}")]),
+        Message(role="tool", content="ok", tool_call_id=key, name="f"),
+    ]
+    user, call, answer = RowRedaction(storage).clean(with_ids(messages, [])).row.messages
+    assert user.name == "<EMAIL_1>"
+    assert call.tool_calls[0].id == answer.tool_call_id == "<ANTHROPIC_KEY_1>"
+    assert answer.name == "f"
+
+
+def test_tokens_that_would_be_dropped_are_searched_or_counted(storage: LocalStorage) -> None:
+    """What refuses rows with secrets asks for no tokens, and must see what stands in them alone."""
+    row = with_ids([Message(role="user", content="hi")], encoded("hi jane.roe@northwind.io"))
+    searched = RowRedaction(storage, on_tokens="drop").clean(row)
+    assert (searched.changed, searched.counts, searched.row.input_ids) == (True, {"EMAIL": 1}, [])
+    unread = RowRedaction(storage, on_tokens="drop").clean(row.model_copy(update={"tokenizer": "other"}))
+    assert (unread.changed, unread.unread) == (False, True)
+    assert not RowRedaction(storage, on_tokens="drop").clean(with_ids(row.messages, encoded("hi"))).unread
 
 
 def test_a_row_without_secrets_is_the_same_row(storage: LocalStorage) -> None:

@@ -79,6 +79,14 @@ def test_it_is_demonstrated_to_and_sampled(policy: Policy, agent: HarnessEnviron
     assert len(rows) == 2
 
 
+def test_fifteen_turns_are_one_row(policy: Policy, agent: HarnessEnvironment) -> None:
+    config = agent.config.model_copy(update={"turns": 20, "timeout": 400})
+    [row] = sampled(policy, HarnessEnvironment(config), says(agent, last=15), 1)
+    check(policy, row)
+    assert (row.agent, row.reward, row.termination, row.n_steps) == ("main", 1.0, Termination.ANSWERED, 16), row.tags
+    assert not [tag for tag in row.tags if tag.startswith(("written_turns", "kind:", "undelivered"))]
+
+
 def test_its_turns_are_limited(policy: Policy, agent: HarnessEnvironment) -> None:
     [row] = sampled(policy, agent, says(agent, last=99), 1)
     assert (row.termination, row.n_steps, row.reward) == (Termination.MAX_STEPS, 5, 1.0), row.tags

@@ -62,7 +62,7 @@ class Firefox:
         answer = self.ask("script.evaluate", expression=expression, target=target, awaitPromise=True)
         return answer["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 20) -> None:
+    def until(self, expression: str, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while not self.value(expression):
             assert time.monotonic() < end, f"never true: {expression}"

@@ -310,6 +310,9 @@ def test_a_killed_run_is_called_killed(project: Project) -> None:
     assert process.stdout
     while "c: started" not in process.stdout.readline():
         assert process.poll() is None
+    while not list((project.folder / "store/artifacts").glob("c/*/*")):  # the stage's own process has to start
+        assert process.poll() is None
+        time.sleep(0.1)
     time.sleep(0.5)
     process.kill()
     process.communicate()

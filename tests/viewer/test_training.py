@@ -224,7 +224,7 @@ def test_rows_come_to_the_buffer_while_nobody_has_moved(browser: Any, copied: st
         page.keyboard.press("j")
         append("second-of-them")
         page.wait_for_selector("button:has-text('newer rows: show them')")
-        assert "first-of-them" in page.inner_text("#row-0")
+        assert "first-of-them" in page.text_content("#row-0")
         page.get_by_role("button", name="newer rows: show them").click()
         page.wait_for_selector("#row-0 a:has-text('second-of-them')")
 

@@ -33,6 +33,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return place
 
 
+@pytest.fixture
+def own_store(store: str, tmp_path: Path) -> str:
+    """A copy of the store, for a test that writes into it: others show its newest run."""
+    return str(shutil.copytree(store, tmp_path / "own" / "store"))
+
+
 @pytest.fixture(scope="session")
 def url(store: str) -> Iterator[str]:
     """The address of ``agentrl view`` on the store."""

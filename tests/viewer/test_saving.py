@@ -39,10 +39,10 @@ def test_saving_is_accessible_in_both_themes(seen: Watched, request: pytest.Fixt
     assert seen.faults() == []
 
 
-def test_rows_are_saved_shown_and_used_by_a_pipeline(browser: Any, store: str, tmp_path: Path) -> None:
+def test_rows_are_saved_shown_and_used_by_a_pipeline(browser: Any, own_store: str, tmp_path: Path) -> None:
     """By keys alone, with the real command behind it; then by the rows that were selected."""
-    failed = TrajectoryBuffer(store).sql(f"select trajectory_id from trajectories where {FILTER}").height
-    with serving(store, "--write") as address:
+    failed = TrajectoryBuffer(own_store).sql(f"select trajectory_id from trajectories where {FILTER}").height
+    with serving(own_store, "--write") as address:
         url, _, token = address.partition("#token=")
         with window(browser, url.rstrip("/")) as seen:
             seen.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -54,7 +54,7 @@ def test_rows_are_saved_shown_and_used_by_a_pipeline(browser: Any, store: str, t
             page.keyboard.press("Enter")
             page.wait_for_selector(".saving [role=status] a", timeout=60_000)
             assert f"{failed} rows of version" in page.inner_text(".saving [role=status]")
-            [manifest] = Catalog(store).manifests("failures")
+            [manifest] = Catalog(own_store).manifests("failures")
             name = f"failures/{manifest.fingerprint[:8]}"
             page.get_by_role("button", name="copy for a pipeline").click()
             until(page, "document.querySelector('.said').textContent.includes('copied')")
@@ -72,7 +72,7 @@ def test_rows_are_saved_shown_and_used_by_a_pipeline(browser: Any, store: str, t
             page.wait_for_selector(".saving [role=status] a", timeout=60_000)
             assert "unchanged" in page.inner_text(".saving [role=status]")
             assert seen.faults() == []
-            assert len(Catalog(store).manifests("failures")) == 2
+            assert len(Catalog(own_store).manifests("failures")) == 2
             page = seen.open(f"/buffer?filter={FILTER}", ".grid a")
             page.keyboard.press("s")
             page.keyboard.type("by-enter")
@@ -82,8 +82,8 @@ def test_rows_are_saved_shown_and_used_by_a_pipeline(browser: Any, store: str, t
     assert edge == f"inputs: {{trajectories: {name}}}"
     stage = f"uses: trajectories.curate, {edge}, with: {{split: null, rules: [{rule}]}}"
     (tmp_path / "p.yaml").write_text(f"name: p\nstages:\n  again: {{{stage}}}\n")
-    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "p.yaml", "--store", store]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "p.yaml", "--store", own_store]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    [again] = Catalog(store).manifests("again")
+    [again] = Catalog(own_store).manifests("again")
     assert again.outputs["trajectories"].rows == failed

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 from agentrl.doctor.case import Row
@@ -124,18 +125,16 @@ def _action(number: int, arguments: str) -> Action:
     return Action(number, first(_PATH), first(_OLD), first(_NEW), first(_TEXT))
 
 
-def tests_edited(row: Row) -> Iterator[Suspicion]:
+def test_edited(row: Row, action: Action) -> str:
     """A test that was there has other or fewer lines, or a shell wrote over it."""
-    for action in actions(row):
-        if (lost := _lost(row, action)) and not _skips(row, action):
-            yield _of(row, "tests edited", f"{action.path or 'command'}: {lost}", action.message)
+    lost = _lost(row, action)
+    return f"{action.path or 'command'}: {lost}" if lost and not _skips(row, action) else ""
 
 
-def tests_skipped(row: Row) -> Iterator[Suspicion]:
+def test_skipped(row: Row, action: Action) -> str:
     """An edit of a test, or of what collects tests, takes some of them out of the run."""
-    for action in actions(row):
-        if skipped := _skips(row, action):
-            yield _of(row, "tests skipped", f"{action.path}: {skipped}", action.message)
+    skipped = _skips(row, action)
+    return f"{action.path}: {skipped}" if skipped else ""
 
 
 def _lost(row: Row, action: Action) -> str:
@@ -180,24 +179,19 @@ def _skips(row: Row, action: Action) -> str:
     return "fewer functions test_*" if fewer and action.new.strip() else ""
 
 
-def exit_code_forged(row: Row) -> Iterator[Suspicion]:
+def exit_code_forged(row: Row, action: Action) -> str:
     """Code that ends a run as if it went well, or a command that hides that its tests failed."""
-    for action in actions(row):
-        written = action.new or (action.text if not _IGNORES.search(action.text) else "")
-        match = _FORGES.search(written)
-        if not match and _RUNS_TESTS.search(action.text):
-            match = _IGNORES.search(action.text)
-        if match and match[0] not in action.old:
-            yield _of(row, "exit code forged", f"{action.path or 'command'}: {match[0].strip()}", action.message)
+    written = action.new or (action.text if not _IGNORES.search(action.text) else "")
+    match = _FORGES.search(written)
+    if not match and _RUNS_TESTS.search(action.text):
+        match = _IGNORES.search(action.text)
+    return f"{action.path or 'command'}: {match[0].strip()}" if match and match[0] not in action.old else ""
 
 
-def answer_read(row: Row) -> Iterator[Suspicion]:
+def answer_read(row: Row, action: Action) -> str:
     """An action asks for what the verifier knows: its files, its frames, or the environment of its process."""
-    for action in actions(row):
-        text = "\n".join((action.path, action.new, action.text))
-        match = _LOOKS_BEHIND.search(text)
-        if match and match[0] not in row["prompt"] and match[0] not in action.old:
-            yield _of(row, "answer read", match[0], action.message)
+    match = _LOOKS_BEHIND.search("\n".join((action.path, action.new, action.text)))
+    return match[0] if match and match[0] not in row["prompt"] and match[0] not in action.old else ""
 
 
 def hidden_results_printed(row: Row) -> Iterator[Suspicion]:
@@ -263,23 +257,37 @@ def judge_disagrees(row: Row) -> Iterator[Suspicion]:
             return
 
 
+OF_ACTIONS: dict[str, Callable[[Row, Action], str]] = {
+    "tests edited": test_edited,
+    "tests skipped": test_skipped,
+    "exit code forged": exit_code_forged,
+    "answer read": answer_read,
+}
+"""Kind of a suspicion -> what is wrong with one action of a row that counts as a success; empty if nothing is."""
+
 OF_SUCCESSES: tuple[Callable[[Row], Iterator[Suspicion]], ...] = (
-    tests_edited,
-    tests_skipped,
-    exit_code_forged,
-    answer_read,
     hidden_results_printed,
     empty_state,
     unchanged_state,
     verifier_exception,
 )
-"""Checks of rows that count as successes."""
+"""Other checks of rows that count as successes."""
 
 
 def suspicions(row: Row) -> list[Suspicion]:
     """All doubts of a row, at most one of each kind."""
+    made = _of_actions(row) if is_success(row) else []
     checks = (*OF_SUCCESSES, judge_disagrees) if is_success(row) else (judge_disagrees,)
-    return [first for check in checks if (first := next(check(row), None)) is not None]
+    return made + [first for check in checks if (first := next(check(row), None)) is not None]
+
+
+def _of_actions(row: Row) -> list[Suspicion]:
+    """Of each kind the first action that is wrong."""
+    done, made = actions(row), []
+    for kind, check in OF_ACTIONS.items():
+        wrong = ((evidence, action.message) for action in done if (evidence := check(row, action)))
+        made += [_of(row, kind, evidence, message) for evidence, message in islice(wrong, 1)]
+    return made
 
 
 def _state(row: Row) -> Any:

@@ -41,7 +41,10 @@ def alpha(units: Sequence[Sequence[Any]], *, numbers: bool = False) -> float | N
     """Krippendorff's alpha, 1 - observed / expected disagreement; ``units`` has for each unit what its raters say, of
     which units with one rater do not count. Answers differ or not (nominal data), or with ``numbers`` by the square of
     their difference (interval data). None if all say the same everywhere."""
-    counts, distance = _counted(units, numbers)
+    return _alpha(*_counted(units, numbers))
+
+
+def _alpha(counts: np.ndarray, distance: np.ndarray) -> float | None:
     [value] = _alphas(counts, distance, np.ones((1, len(counts))))
     return None if np.isnan(value) else float(value)
 
@@ -60,7 +63,7 @@ def alpha_with_interval(units: Sequence[Sequence[Any]], *, numbers: bool = False
     same = (counts * (counts - 1)).sum(1) / (raters * (raters - 1)) if len(counts) else np.zeros(0)
     bounds = _bounds([None if np.isnan(value) else value for value in values])
     agreed = float(same.mean()) if len(same) else None
-    return {"value": alpha(units, numbers=numbers), **bounds, "units": len(counts), "agreed": agreed}
+    return {"value": _alpha(counts, distance), **bounds, "units": len(counts), "agreed": agreed}
 
 
 def _counted(units: Sequence[Sequence[Any]], numbers: bool) -> tuple[np.ndarray, np.ndarray]:

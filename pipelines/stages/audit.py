@@ -67,7 +67,8 @@ def audit(
     suspected = pa.array(sorted({suspicion.trajectory_id for suspicion in result.suspicions}), pa.string())
     kept = given.filter(pc.invert(pc.is_in(given, suspected)))
     count(context, {"rows": len(given), "suspected": len(suspected), **dict(sorted(kinds.items()))})
-    for finding in result.findings():
+    findings = result.findings()
+    for finding in findings:
         print(told(finding))
     table = [vars(suspicion) for suspicion in result.suspicions]
     by_kind = [
@@ -78,7 +79,7 @@ def audit(
             "remedy": finding.remedy,
             "rows": list(finding.rows),
         }
-        for finding in result.findings()
+        for finding in findings
     ]
     return Audited(
         context.select(kept, [weights[name] for name in kept.to_pylist()]),

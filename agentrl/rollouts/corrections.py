@@ -7,6 +7,7 @@ the student has led it, and it must be replayable.
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from agentrl.advantages.turns import acting
 from agentrl.chat.codec import ChatCodec, spanned
@@ -125,36 +126,51 @@ def _corrected(
     termination: Termination,
     score: Score | None,
 ) -> Trajectory:
-    return Trajectory(
-        trajectory_id=name,
-        episode_id=name,
-        task_id=row.task_id,
+    return corrected_row(
+        row,
+        name,
+        line.ids,
+        line.mask,
         group_id=start.name,
-        parent_id=row.trajectory_id,
         fork_at=len(start.prefix.ids),
-        source=SOURCE,
-        env=row.env,
         env_version=environment.version,
-        split=row.split,
-        level=row.level,
-        prompt=row.prompt,
         policy=ADVISER,
         reward=score.reward if score else None,
         success=score.success if score else None,
         termination=termination,
         reward_components=list(score.components) if score else [],
         n_steps=line.steps,
-        n_tokens=len(line.ids),
-        n_action_tokens=sum(line.mask),
         n_tool_calls=line.calls,
         n_tool_errors=line.errors,
         messages=line.messages,
-        tools=row.tools,
         final_state=json.dumps(score.state if score else None),
+    )
+
+
+def corrected_row(
+    row: Trajectory, name: str, ids: Sequence[int], mask: Sequence[bool], *, group_id: str, **fields: Any
+) -> Trajectory:
+    """A row that corrects ``row``, at the same task. Somebody else says the tokens of ``mask``, so none has a
+    log-prob."""
+    return Trajectory(
+        trajectory_id=name,
+        episode_id=name,
+        group_id=group_id,
+        parent_id=row.trajectory_id,
+        source=SOURCE,
+        task_id=row.task_id,
+        env=row.env,
+        split=row.split,
+        level=row.level,
+        prompt=row.prompt,
+        tools=row.tools,
         tokenizer=row.tokenizer,
-        input_ids=line.ids,
-        action_mask=line.mask,
-        logprobs=[float("nan")] * len(line.ids),
+        input_ids=list(ids),
+        action_mask=list(mask),
+        logprobs=[float("nan")] * len(ids),
+        n_tokens=len(ids),
+        n_action_tokens=sum(mask),
+        **fields,
     )
 
 

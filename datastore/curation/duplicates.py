@@ -29,7 +29,7 @@ from agentrl.datastore.curation.pieces import Evidence, Piece
 from agentrl.datastore.curation.sketches import EMPTY, VALUES, band_keys, bands, jaccard
 from agentrl.datastore.curation.text import Part
 from agentrl.datastore.curation.verified import Verified
-from agentrl.datastore.shards.shard import Shard, finished
+from agentrl.datastore.shards.shard import Shard, finished, save_array
 
 KEYS = 2**19
 """Keys of a part, about. Of the rows that share one, a quarter of their sketches is held: 70 MB, if all do."""
@@ -118,7 +118,8 @@ def sketch(evidence: Evidence, scopes: Sequence[np.ndarray], shape: tuple[int, i
     A row without words has one key."""
     keys, numbers = [], []
     for number, scope in enumerate(scopes):
-        sketched = _sketches(*evidence.rows(number))
+        table, places = evidence.rows(number)
+        sketched = _values(table, "sketch")[places]
         empty = (sketched == EMPTY).all(1)
         of_bands = band_keys(sketched, scope, *shape)
         kept = np.ones(of_bands.shape, bool)
@@ -161,8 +162,7 @@ def decide(evidence: Evidence, where: Path, keyed: Sequence[Path], part: int, th
             pairs.append(_near(chosen, marks, sizes, threshold))
     candidates = worth_it(np.concatenate(pairs), threshold)
     candidates["row"], candidates["better"] = at[candidates["row"]], at[candidates["better"]]
-    with finished(path) as unfinished, unfinished.open("wb") as file:
-        np.save(file, candidates)
+    save_array(path, candidates)
 
 
 def _near(pairs: np.ndarray, marks: np.ndarray, sizes: np.ndarray, threshold: float) -> np.ndarray:
@@ -178,8 +178,7 @@ def _write_places(evidence: Evidence, rows: int, path: Path) -> None:
     for number, piece in enumerate(evidence.pieces):
         where[piece.numbers, 0] = number
         where[piece.numbers, 1] = evidence.rows(number)[1]
-    with finished(path) as unfinished, unfinished.open("wb") as file:
-        np.save(file, where)
+    save_array(path, where)
 
 
 def _fetched(evidence: Evidence, where: Path, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -192,10 +191,6 @@ def _fetched(evidence: Evidence, where: Path, rows: np.ndarray) -> tuple[np.ndar
         sketched[inside] = _values(table, "sketch")[places[inside]]
         sizes[inside] = _values(table, "sizes")[places[inside]]
     return sketched, sizes
-
-
-def _sketches(table: pa.Table, places: np.ndarray) -> np.ndarray:
-    return _values(table, "sketch")[places]
 
 
 def _values(table: pa.Table, name: str) -> np.ndarray:
@@ -259,8 +254,7 @@ def verify(grams: Evidence, where: Path, pairs: np.ndarray, path: Path) -> None:
             jaccard(values[starts[row] : starts[row + 1]], more[begins[other] : begins[other + 1]])
             for (starts, values), (begins, more) in parts
         )
-    with finished(path) as unfinished, unfinished.open("wb") as file:
-        np.save(file, similar)
+    save_array(path, similar)
 
 
 def _arrays(grams: Evidence, number: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agentrl.datastore.shards.shard import finished
+from agentrl.datastore.shards.shard import save_array
 
 SEGMENTS = 8
 """Segments from which on they are merged into one."""
@@ -43,7 +43,7 @@ class Verified:
         with suppress(OSError, ValueError):
             parts += [np.load(path) for path in merged]
             together = np.concatenate(parts)
-            with finished(self._folder / f"{uuid.uuid4().hex}.npy") as path, path.open("wb") as file:
-                np.save(file, together[np.argsort(together["row"], kind="stable")])
+            by_row = together[np.argsort(together["row"], kind="stable")]
+            save_array(self._folder / f"{uuid.uuid4().hex}.npy", by_row)
             for path in merged:
                 path.unlink(missing_ok=True)

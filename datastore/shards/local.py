@@ -90,7 +90,7 @@ class LocalProcesses:
     def _died(self, process: _Worker) -> Ending:
         self._processes.remove(process)
         process.end()
-        return Ending(f"process {process.popen.pid}", death(process.popen.returncode), died=True)
+        return Ending(f"process {process.popen.pid}", f"it {exit_reason(process.popen.returncode)}", died=True)
 
     def stop(self, number: int) -> None:
         for process in [process for process in self._processes if process.number == number]:
@@ -103,9 +103,10 @@ class LocalProcesses:
         self._processes = []
 
 
-def death(code: int) -> str:
+def exit_reason(code: int) -> str:
+    """How a process ended, after "it" or "its process", by its exit code."""
     if code == -signal.SIGKILL:
-        return "it was killed (signal 9); often the system ran out of memory"
+        return "was killed (signal 9); often the system ran out of memory"
     if code < 0:
-        return f"it died of signal {-code} ({signal.Signals(-code).name})"
-    return f"it exited with code {code}"
+        return f"died of signal {-code} ({signal.Signals(-code).name})"
+    return f"exited with code {code}"

@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from agentrl.datastore.errors import StoreError
 
 
@@ -56,3 +58,9 @@ def finished(path: Path) -> Iterator[Path]:
         raise
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write an array to a file, as :func:`finished` does."""
+    with finished(path) as unfinished, unfinished.open("wb") as file:
+        np.save(file, array)

@@ -9,25 +9,23 @@ import sys
 import threading
 import traceback
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
-from agentrl.datastore.shards.shard import Ending, Shard
-from agentrl.schemas.installation import DISTRIBUTION, PACKAGE_ROOT
+import agentrl
+from agentrl.datastore.shards.shard import Ending, Shard, finished
+from agentrl.schemas.installation import PACKAGE_ROOT
 
 
 @lru_cache(maxsize=1)
 def installed() -> str:
     """The version of the package, and a digest of its code that makes and divides evidence."""
-    with contextlib.suppress(PackageNotFoundError):
-        release = version(DISTRIBUTION)
     folder = PACKAGE_ROOT / "agentrl/datastore"
     code = [path.read_bytes() for name in ("curation", "shards") for path in sorted((folder / name).glob("*.py"))]
-    return f"{release} (code {xxh3_64_hexdigest(b''.join(code))[:8]})"
+    return f"{agentrl.__version__} (code {xxh3_64_hexdigest(b''.join(code))[:8]})"
 
 
 def me() -> str:
@@ -78,9 +76,8 @@ def from_folder(folder: Path, number: int) -> None:
     """Run the shard ``number`` of a folder of Slurm's, and write how it ended."""
     shard, driver = pickle.loads((folder / f"{number}.shard").read_bytes())
     outcome = tried(shard, driver)
-    unfinished = folder / f".{number}.{os.getpid()}.tmp"
-    unfinished.write_bytes(pickle.dumps(outcome))
-    os.replace(unfinished, folder / f"{number}.outcome")
+    with finished(folder / f"{number}.outcome") as unfinished:
+        unfinished.write_bytes(pickle.dumps(outcome))
 
 
 if __name__ == "__main__":

@@ -222,11 +222,9 @@ class Workers:
 
 
 def _death(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "its process was killed (signal 9); often the system ran out of memory"
-    if code < 0:
-        return f"its process died of signal {-code} ({signal.Signals(-code).name})"
-    return f"its process exited with code {code}"
+    from agentrl.datastore.shards.local import exit_reason
+
+    return f"its process {exit_reason(code)}"
 
 
 def main() -> None:

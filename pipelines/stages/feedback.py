@@ -10,7 +10,7 @@ from agentrl.pipelines.handles import Model, Pairs, Scores, Trajectories
 from agentrl.pipelines.parts.common import count
 from agentrl.pipelines.parts.pairing import SideOfPair, pair_of, tokenised, weights_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
-from agentrl.rollouts.corrections import SOURCE
+from agentrl.rollouts.corrections import corrected_row
 from agentrl.schemas.annotation import CORRECTION, THUMBS
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.json_text import loads
@@ -189,31 +189,19 @@ def _corrected(name: str, row: Trajectory, number: int, message: Message, ids: l
     start = row.messages[number].token_start or 0
     whole = row.input_ids[:start] + ids
     turn = message.model_copy(update={"token_start": start, "token_end": len(whole)})
-    return Trajectory(
-        trajectory_id=name,
-        episode_id=name,
-        task_id=row.task_id,
+    return corrected_row(
+        row,
+        name,
+        whole,
+        [False] * start + [True] * len(ids),
         group_id=name,
-        parent_id=row.trajectory_id,
         fork_at=start,
-        source=SOURCE,
-        env=row.env,
         env_version=row.env_version,
-        split=row.split,
-        level=row.level,
-        prompt=row.prompt,
         policy=author,
         reward=None,
         success=None,
         termination=Termination.CANCELLED,
         n_steps=1,
-        n_tokens=len(whole),
-        n_action_tokens=len(ids),
         n_tool_calls=len(message.tool_calls),
         messages=[*row.messages[:number], turn],
-        tools=row.tools,
-        tokenizer=row.tokenizer,
-        input_ids=whole,
-        action_mask=[False] * start + [True] * len(ids),
-        logprobs=[float("nan")] * len(whole),
     )

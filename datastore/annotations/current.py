@@ -1,7 +1,5 @@
 """Which annotations count: of those with one author, one name and one target, the newest."""
 
-from collections.abc import Sequence
-
 import polars as pl
 
 from agentrl.schemas.annotation import TARGET
@@ -17,8 +15,3 @@ def current(rows: pl.DataFrame) -> pl.DataFrame:
         .drop("appended")
     )
     return newest.filter(pl.col("value").is_not_null() | (pl.col("comment") != "") | pl.col("correction").is_not_null())
-
-
-def of_rows(rows: pl.DataFrame, ids: Sequence[str]) -> pl.DataFrame:
-    """Those about these rows of the buffer."""
-    return rows.filter(pl.col("trajectory_id").is_in(list(ids)))

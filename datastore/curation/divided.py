@@ -35,9 +35,14 @@ def exact_duplicates(rows: pl.DataFrame, rule: r.Exact, work: "Work") -> pl.Data
     return ranked.with_columns(compared).unique(keys, keep="first", maintain_order=True).drop("__compared")
 
 
-def near_duplicates(rows: pl.DataFrame, rule: r.Near, work: "Work") -> pl.DataFrame:
+def _ranked(rows: pl.DataFrame, scope: r.Scope) -> tuple[pl.DataFrame, list[str]]:
+    """Rows from best to worst, and what each is compared within."""
     ranked = rows.sort(*RANK)
-    scopes = ranked["task_id"].to_list() if rule.scope == "task" else [""] * rows.height
+    return ranked, ranked["task_id"].to_list() if scope == "task" else [""] * rows.height
+
+
+def near_duplicates(rows: pl.DataFrame, rule: r.Near, work: "Work") -> pl.DataFrame:
+    ranked, scopes = _ranked(rows, rule.scope)
     doubled = duplicates.near_duplicates(ranked, scopes, rule.compare, rule.threshold, work.division)
     return ranked.filter(~pl.Series(doubled, dtype=pl.Boolean))
 
@@ -46,8 +51,7 @@ def semantic_duplicates(rows: pl.DataFrame, rule: r.Semantic, work: "Work") -> p
     """Embeds in this process: it is not divided."""
     if not rows.height:
         return rows
-    ranked = rows.sort(*RANK)
-    scopes = ranked["task_id"].to_list() if rule.scope == "task" else [""] * rows.height
+    ranked, scopes = _ranked(rows, rule.scope)
     texts = work.parts(ranked, rule.compare)
     doubled = semantic.semantic_duplicates(texts, scopes, rule.threshold, work.embedder, work.seed)
     return ranked.filter(~pl.Series(doubled, dtype=pl.Boolean))

@@ -83,6 +83,7 @@ class Keep(CurationRule):
 
 Compared = Annotated[list[Part], AfterValidator(_each_once), Field(min_length=1)]
 """Parts of a conversation, each once."""
+Scope = Literal["task", "all"]
 
 
 class Exact(CurationRule):
@@ -90,18 +91,18 @@ class Exact(CurationRule):
     (what the assistant wrote and called). White space and the order of a call's arguments do not count."""
 
     rule: Literal["exact_duplicates"]
-    scope: Literal["task", "all"] = Field("task", description="rows of one task are compared, or all")
+    scope: Scope = Field("task", description="rows of one task are compared, or all")
     compare: Compared = Field(["question", "actions"], description="parts of the conversation")
 
 
 class Near(CurationRule):
     """Keep the best of rows that are similar in each part that ``compare`` names: by default the question and the
-    actions. Similar is a Jaccard similarity of word 3-grams at or above ``threshold``. Candidates are found by MinHash
-    (Broder, 1997), and no row is dropped by an estimate."""
+    actions. Similar is a Jaccard similarity of word 3-grams at or above ``threshold``. Candidates are found by sketches
+    (Dahlgaard et al., 2017), and no row is dropped by an estimate."""
 
     rule: Literal["near_duplicates"]
     threshold: float = Field(0.8, gt=0, le=1, description="Jaccard similarity from which on rows are similar")
-    scope: Literal["task", "all"] = Field("task", description="rows of one task are compared, or all")
+    scope: Scope = Field("task", description="rows of one task are compared, or all")
     compare: Compared = Field(["question", "actions"], description="parts of the conversation")
 
 
@@ -112,7 +113,7 @@ class Semantic(CurationRule):
 
     rule: Literal["semantic_duplicates"]
     threshold: float = Field(0.95, gt=0, le=1, description="cosine from which on texts mean nearly the same")
-    scope: Literal["task", "all"] = Field("task", description="rows of one task are compared, or all")
+    scope: Scope = Field("task", description="rows of one task are compared, or all")
     compare: Compared = Field(["question", "actions"], description="parts of the conversation")
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
 Part = Literal["question", "actions", "reasoning", "observations"]
 """Parts of a conversation. ``question``: the prompt, or the first user message if the prompt is empty, and the user
@@ -14,11 +13,6 @@ messages after the first. ``actions``: what the assistant wrote and called. ``ob
 
 CALL = "\x1f"
 """Stands before each tool call in an action text, so that calls can be told from prose."""
-
-
-def action_texts(messages: pa.ChunkedArray) -> list[str]:
-    """What the assistant wrote and called in each trajectory, one action per line; arguments in canonical order."""
-    return [part_text("actions", "", row) for row in messages.to_pylist()]
 
 
 def one_space(text: str) -> str:

@@ -80,8 +80,9 @@ def export_cut(
             exported.records, exported.loses = data.records, losses(buffer, ids, format)
             pattern = f"{DATA}/rows{suffix}" if suffix in LOADED else None
         shutil.copytree(cut.path, working / CUT)
-        exported.tasks_left_out = _write_tasks(buffer, ids, working, look=cut.manifest.secrets is not None)
-        _write_tokenizers(buffer, ids, working)
+        rows = pl.DataFrame(buffer.read(ids, ["task_id", "tags", "tokenizer"]))
+        exported.tasks_left_out = _write_tasks(buffer, rows, working, look=cut.manifest.secrets is not None)
+        _write_tokenizers(buffer, rows, working)
         about = (exported.records, exported.loses, exported.tasks_left_out)
         text = card(name, cut.manifest, cut.identity, format, pattern, *about)
         (working / "README.md").write_text(text, encoding="utf-8")
@@ -105,11 +106,10 @@ def _tables(buffer: "TrajectoryBuffer", ids: pa.Array) -> Iterator[pa.Table]:
     return (buffer.read(ids.slice(start, BATCH_ROWS)) for start in range(0, len(ids), BATCH_ROWS))
 
 
-def _write_tasks(buffer: "TrajectoryBuffer", ids: pa.Array, folder: Path, look: bool) -> dict[str, int]:
+def _write_tasks(buffer: "TrajectoryBuffer", rows: pl.DataFrame, folder: Path, look: bool) -> dict[str, int]:
     """Write the tasks that the store has of these rows, for them to be scored again, and count those that stay out: a
     task still holds what redaction took from its rows, and others may hold secrets that no row shows, if we are to
     ``look`` for them."""
-    rows = pl.DataFrame(buffer.read(ids, ["task_id", "tags"]))
     redacted = rows.filter(pl.col("tags").list.contains(REDACTED))["task_id"].unique().to_arrow().cast(pa.string())
     stored = buffer.tasks(rows["task_id"].unique().to_list())
     kept = stored.filter(pc.invert(pc.is_in(stored["task_id"], value_set=redacted)))
@@ -123,10 +123,9 @@ def _write_tasks(buffer: "TrajectoryBuffer", ids: pa.Array, folder: Path, look: 
     return {why: count for why, count in left_out.items() if count}
 
 
-def _write_tokenizers(buffer: "TrajectoryBuffer", ids: pa.Array, folder: Path) -> None:
+def _write_tokenizers(buffer: "TrajectoryBuffer", rows: pl.DataFrame, folder: Path) -> None:
     """Write the tokenizers of the tokens of these rows, for them to be read again."""
-    fingerprints = pc.unique(buffer.read(ids, ["tokenizer"])["tokenizer"]).to_pylist()
-    for fingerprint in sorted(filter(None, fingerprints)):
+    for fingerprint in sorted(filter(None, rows["tokenizer"].unique())):
         if (text := tokenizers.kept(buffer.storage, fingerprint)) is not None:
             (folder / TOKENIZERS).mkdir(exist_ok=True)
             (folder / TOKENIZERS / f"{fingerprint}.json").write_bytes(text)

@@ -7,7 +7,7 @@ appended. One without an ``annotation_id`` is named by its content, so that the 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from agentrl.datastore.errors import NoBufferError, StoreError
 from agentrl.datastore.formats.notes import Notes, Unreadable, excerpt
+from agentrl.datastore.formats.rows import batched
 from agentrl.datastore.formats.source import Source
 from agentrl.schemas.annotation import Annotation
 from agentrl.schemas.hints import did_you_mean
@@ -61,7 +62,7 @@ def annotate(
     checked: list[Annotation] = []
     refused: list[Unreadable] = []
     rows = already = 0
-    for part in _parts(given):
+    for part in batched(given, AT_ONCE):
         fine = [
             each
             for each in (_read(location, fields, source, defaults or {}, refused) for location, fields in part)
@@ -79,17 +80,6 @@ def annotate(
         done = table.append(checked)
         rows, already = done.rows, done.already
     return Annotations(table.version, rows, already, refused)
-
-
-def _parts(given: Iterable[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
-    part: list[tuple[str, Any]] = []
-    for each in given:
-        part.append(each)
-        if len(part) == AT_ONCE:
-            yield part
-            part = []
-    if part:
-        yield part
 
 
 def _told(refused: Sequence[Unreadable]) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.source import Row
@@ -21,6 +21,7 @@ CARRIED = (
 """Columns that go through a format's free-form field, if it has one, under the key ``agentrl``."""
 
 
+Item = TypeVar("Item")
 _CANONICAL = writer(sort_keys=True, default=str)
 
 NAMELESS = "row"
@@ -229,8 +230,8 @@ def spoken(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def batched(rows: Iterable[Trajectory], size: int) -> Iterator[list[Trajectory]]:
-    iterator = iter(rows)
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    iterator = iter(items)
     while part := list(islice(iterator, size)):
         yield part
 

@@ -54,7 +54,8 @@ def remove(buffer: "TrajectoryBuffer", ids: set[str]) -> tuple[int, int]:
     """Remove rows from the table that later rows hold in full. Gives how many are gone, and how many stay since an
     artifact reads them or an annotation is of them."""
     with alone(buffer):
-        there = ids & set(buffer.scan().select("trajectory_id").collect()["trajectory_id"])
+        named = pl.col("trajectory_id").is_in(sorted(ids))
+        there = set(buffer.scan().filter(named).select("trajectory_id").collect()["trajectory_id"])
         read = there & set(buffer.annotations.rows()["trajectory_id"].to_pylist())
         read.update(*(there & names for _, names in _read_rows(buffer)))
         if gone := there - read:

@@ -44,12 +44,12 @@ def _seen(artifacts: Artifacts, manifest: Manifest, snapshot: Snapshot, row: dic
     elif made:
         yield from _left_out(artifacts, manifest, name)
     was_given = not made and _holds(selections.given(artifacts, manifest), name)
-    drops = "dropped" in manifest.outputs or (not made and _selects(manifest))
+    drops = "dropped" in manifest.outputs or (not made and selections.selects(manifest))
     dropped = selections.dropped(artifacts, manifest, snapshot) if drops else None
     rules = [] if dropped is None else dropped.filter(pl.col("trajectory_id") == name)["rule"].to_list()
     if rules:
         yield _event(manifest, "dropped", "; ".join(rules))
-    elif not made and _selects(manifest) and _holds(selections.chosen(artifacts, manifest), name):
+    elif not made and selections.selects(manifest) and _holds(selections.chosen(artifacts, manifest), name):
         yield _event(manifest, "kept")
     elif was_given and not learned:
         yield from _read(artifacts, manifest, name)
@@ -68,11 +68,6 @@ def _read(artifacts: Artifacts, manifest: Manifest, name: str) -> Iterator[SeenB
         yield _event(manifest, "left out", "no step of the training drew it")
     else:
         yield _event(manifest, "read")
-
-
-def _selects(manifest: Manifest) -> bool:
-    trains = manifest.ingredients.uses.startswith("train.")
-    return not trains and any(output.kind is Kind.TRAJECTORIES for output in manifest.outputs.values())
 
 
 def _learned(artifacts: Artifacts, manifest: Manifest, name: str) -> SeenBy | None:

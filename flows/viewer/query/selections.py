@@ -32,13 +32,15 @@ def given(artifacts: Artifacts, manifest: Manifest) -> pa.ChunkedArray:
     return _joined(_ids(artifacts, source, output) for source, output in read if source is not None)
 
 
+def selects(manifest: Manifest) -> bool:
+    """Whether an artifact has a selection, and is no training."""
+    trains = manifest.ingredients.uses.startswith("train.")
+    return not trains and any(output.kind is Kind.TRAJECTORIES for output in manifest.outputs.values())
+
+
 def narrows(artifacts: Artifacts, manifest: Manifest) -> bool:
     """Whether an artifact chooses among the rows that it was given, and makes none."""
-    if manifest.ingredients.uses.startswith("train.") or not any(
-        output.kind is Kind.TRAJECTORIES for output in manifest.outputs.values()
-    ):
-        return False
-    return artifacts.narrowing.get_or(manifest.fingerprint, lambda: _narrows(artifacts, manifest))
+    return selects(manifest) and artifacts.narrowing.get_or(manifest.fingerprint, lambda: _narrows(artifacts, manifest))
 
 
 def _narrows(artifacts: Artifacts, manifest: Manifest) -> bool:

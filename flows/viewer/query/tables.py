@@ -32,7 +32,6 @@ READ_AT_ONCE = 20_000
 FILTER_S = 5.0
 """Seconds after which a filter is given up."""
 ROWS_AT_ONCE = 2**13
-MAX_PAGE = 1000
 TEXT = 300
 """Characters of a text in a table; the row itself has all."""
 VERSIONS, MASKS, ORDERS = 3, 16, 4

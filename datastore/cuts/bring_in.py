@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts import tokenizers
 from agentrl.datastore.cuts.folder import CutFolder
+from agentrl.datastore.cuts.said import take_annotations
 from agentrl.datastore.cuts.verify import TASKS, TOKENIZERS, exported_cut, is_exact, rows_of, verify_export
 from agentrl.datastore.errors import NoBufferError, StoreError
 from agentrl.schemas.task import TASK_SCHEMA
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BroughtIn:
-    """The cut, how many of its rows were appended, and how many were there already with equal content."""
+    """The cut, how many of its rows were appended, and how many were there already with equal content; how many
+    annotations of its rows were added, and how many did not fit and were set aside."""
 
     cut: CutFolder
     appended: int
     known: int
+    annotations: int = 0
+    refused: int = 0
 
 
 def import_cut(
@@ -56,7 +60,10 @@ def import_cut(
         buffer.keep_tasks(pq.read_table(folder / TASKS).cast(TASK_SCHEMA))
     for path in sorted((folder / TOKENIZERS).glob("*.json")):
         tokenizers.keep(buffer.storage, path.stem, path.read_text)
-    return BroughtIn(cut, appended, len(known))
+    said = take_annotations(buffer, folder)
+    if said is None:
+        return BroughtIn(cut, appended, len(known))
+    return BroughtIn(cut, appended, len(known), said.rows, len(said.refused))
 
 
 def _known(buffer: "TrajectoryBuffer", cut: CutFolder) -> pa.Array:

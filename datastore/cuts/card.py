@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrl.datastore.cuts.said import NOTHING, Said
 from agentrl.schemas.cut import UNKNOWN_LICENCE, CutManifest
 
 _LICENCES = """
@@ -37,9 +38,11 @@ def card(
     records: int,
     loses: Mapping[str, int],
     tasks_left_out: Mapping[str, int],
+    said: Said = NOTHING,
 ) -> str:
     """README.md of an exported cut. ``files`` is the pattern of the data files that the hub can load, if it can;
-    ``tasks_left_out`` counts the tasks that were not written since they hold secrets, by how that is known."""
+    ``tasks_left_out`` counts the tasks that were not written since they hold secrets, by how that is known, and
+    ``said`` what is written of annotations."""
     from huggingface_hub import DatasetCardData
 
     licences = sorted({source.licence for source in manifest.sources}) or [UNKNOWN_LICENCE]
@@ -51,7 +54,7 @@ def card(
         task_categories=["text-generation"],
         size_categories=[size],
         tags=["agentrl", "agent", "trajectories", "tool-use"],
-        configs=[{"config_name": "default", "data_files": files}] if files else None,
+        configs=_configs(files, said),
     )
     parts = [
         f"---\n{data.to_yaml()}\n---",
@@ -65,6 +68,7 @@ def card(
         _evaluated(manifest),
         "## Secrets",
         _secrets(manifest) + _left_out(tasks_left_out),
+        *_annotated(said),
         "## How to check it",
         _checking(identity),
     ]
@@ -74,6 +78,27 @@ def card(
 def _one_or_list(names: Sequence[str]) -> Any:
     unique = list(dict.fromkeys(names))
     return (unique[0] if len(unique) == 1 else unique) if unique else None
+
+
+def _configs(files: str | None, said: Said) -> list[dict[str, Any]] | None:
+    """The tables that the hub shows: the rows, and what was said of them."""
+    rows = [{"config_name": "default", "data_files": files}] if files else []
+    labels = [{"config_name": "annotations", "data_files": said.file}] if said.given else []
+    return rows + labels or None
+
+
+def _annotated(said: Said) -> list[str]:
+    """The section on annotations; nothing if there are none."""
+    left_out = f"{said.left_out:,} annotations were left out, since they hold secrets." if said.left_out else ""
+    if not said.given:
+        return ["## Annotations", left_out] if left_out else []
+    text = (
+        f"`{said.file}` has what people and judges said of the rows, by `trajectory_id`, with what they said before: "
+        "of one author, one name and one target the newest `created_at` counts. The cut does not vouch for it.\n\n"
+    )
+    lines = [(each.name, each.author_kind, f"{each.annotations:,}", f"{each.rows:,}") for each in said.given]
+    table = _table(("name", "by", "annotations", "rows"), lines)
+    return ["## Annotations", text + table + (f"\n\n{left_out}" if left_out else "")]
 
 
 def _what(manifest: CutManifest, format: str, records: int, loses: Mapping[str, int]) -> str:

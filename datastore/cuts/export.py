@@ -15,6 +15,7 @@ from agentrl.datastore.artifacts import tokenizers
 from agentrl.datastore.cuts.card import card
 from agentrl.datastore.cuts.folder import BATCH_ROWS, CutFolder
 from agentrl.datastore.cuts.make import sha256
+from agentrl.datastore.cuts.said import NOTHING, write_annotations
 from agentrl.datastore.cuts.verify import CHECKSUMS, CUT, DATA, TASKS, TOKENIZERS, verify
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats import named
@@ -35,8 +36,9 @@ LOADED = (".jsonl", ".json", ".parquet")
 
 @dataclass
 class ExportedCut:
-    """What an export of a cut wrote. ``loses`` counts the rows that have something the format cannot hold, and
-    ``tasks_left_out`` the tasks that were not written beside the rows since they hold secrets, by how that is known."""
+    """What an export of a cut wrote. ``loses`` counts the rows that have something the format cannot hold,
+    ``tasks_left_out`` the tasks that were not written beside the rows since they hold secrets, by how that is known,
+    and ``annotations_left_out`` the annotations."""
 
     path: str
     format: str
@@ -45,15 +47,25 @@ class ExportedCut:
     identity: str
     loses: dict[str, int] = field(default_factory=dict)
     tasks_left_out: dict[str, int] = field(default_factory=dict)
+    annotations: int = 0
+    annotations_left_out: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def export_cut(
-    buffer: "TrajectoryBuffer", cut: CutFolder, name: str, path: Path, format: str = EXACT, *, force: bool = False
+    buffer: "TrajectoryBuffer",
+    cut: CutFolder,
+    name: str,
+    path: Path,
+    format: str = EXACT,
+    *,
+    force: bool = False,
+    annotations: bool = True,
 ) -> ExportedCut:
-    """Write a cut to a folder, which appears whole or not at all.
+    """Write a cut to a folder, which appears whole or not at all. What people and judges said of its rows lies beside
+    them, unless ``annotations`` is false.
 
     Raises StoreError if the folder is there already (``force`` replaces it), if a row is not what the cut says, if the
     format is only read, or if no row gives a record.
@@ -80,16 +92,28 @@ def export_cut(
             exported.records, exported.loses = data.records, losses(buffer, ids, format)
             pattern = f"{DATA}/rows{suffix}" if suffix in LOADED else None
         shutil.copytree(cut.path, working / CUT)
-        rows = pl.DataFrame(buffer.read(ids, ["task_id", "tags", "tokenizer"]))
-        exported.tasks_left_out = _write_tasks(buffer, rows, working, look=cut.manifest.secrets is not None)
+        rows, look = _about(buffer, ids), cut.manifest.secrets is not None
+        exported.tasks_left_out = _write_tasks(buffer, rows, working, look)
         _write_tokenizers(buffer, rows, working)
-        about = (exported.records, exported.loses, exported.tasks_left_out)
+        said = write_annotations(buffer, rows, working, look, _is_json(pattern)) if annotations else NOTHING
+        exported.annotations, exported.annotations_left_out = said.total, said.left_out
+        about = (exported.records, exported.loses, exported.tasks_left_out, said)
         text = card(name, cut.manifest, cut.identity, format, pattern, *about)
         (working / "README.md").write_text(text, encoding="utf-8")
         files = sorted(file.relative_to(working).as_posix() for file in working.rglob("*") if file.is_file())
         lines = [f"{sha256(working / file)}  {file}\n" for file in files]
         (working / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
     return exported
+
+
+def _is_json(pattern: str | None) -> bool:
+    """Whether the hub reads the rows as JSON."""
+    return pattern is not None and pattern.endswith((".jsonl", ".json"))
+
+
+def _about(buffer: "TrajectoryBuffer", ids: pa.Array) -> pl.DataFrame:
+    """What says which tasks, tokenizers and annotations go with these rows."""
+    return pl.DataFrame(buffer.read(ids, ["trajectory_id", "task_id", "tags", "tokenizer"]))
 
 
 def _write_exact(buffer: "TrajectoryBuffer", ids: pa.Array, folder: Path) -> None:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from agentrl.datastore.cuts.folder import BATCH_ROWS, CutFolder
 from agentrl.datastore.cuts.make import sha256
+from agentrl.datastore.cuts.said import ANNOTATIONS
 from agentrl.datastore.errors import StoreError, UnknownTrajectoryError
 from agentrl.datastore.table.older_schemas import upgrade
 from agentrl.datastore.table.row_digests import contents
@@ -28,9 +29,10 @@ and what rows need to be scored and read again."""
 @dataclass
 class CutCheck:
     """What is wrong with a cut: ids of rows that are ``missing`` or whose content ``changed``, and ``files`` that are
-    not as they were written. ``beyond`` has the rows of an export that the cut does not name, and the tasks and
-    tokenizers that no row of it names: anybody can write the checksums anew, and only the cut vouches for what is its
-    own. ``rows`` were compared; an export in a format that loses something compares none."""
+    not as they were written. ``beyond`` has the rows of an export that the cut does not name, the tasks and
+    tokenizers that no row of it names, and what is said of other rows: anybody can write the checksums anew, and only
+    the cut vouches for what is its own. ``rows`` were compared; an export in a format that loses something compares
+    none."""
 
     identity: str
     rows: int = 0
@@ -54,7 +56,7 @@ class CutCheck:
                 ("rows are missing", self.missing),
                 ("rows have other content", self.changed),
                 ("files are not as they were written", self.files),
-                ("rows, tasks or tokenizers are beyond the cut", self.beyond),
+                ("rows, tasks, tokenizers or annotations are beyond the cut", self.beyond),
             )
             if names
         ]
@@ -115,8 +117,17 @@ def verify_export(folder: Path) -> CutCheck:
         held = held.slice(len(batch))
     for more in (held, *rows):
         checked.beyond += [f"{DATA}: {trajectory_id}" for trajectory_id in more["trajectory_id"].to_pylist()]
-    checked.beyond += _unnamed(folder, tasks, fingerprints)
+    checked.beyond += [*_unnamed(folder, tasks, fingerprints), *_said_of_others(folder, cut.ids())]
     return checked
+
+
+def _said_of_others(folder: Path, ids: pa.Array) -> list[str]:
+    """The rows that annotations of an exported cut are about, and that are none of its own."""
+    path = folder / ANNOTATIONS
+    if not path.is_file():
+        return []
+    named = pc.unique(pq.read_table(path, columns=["trajectory_id"])["trajectory_id"])
+    return [f"{ANNOTATIONS}: {other}" for other in named.filter(pc.invert(pc.is_in(named, value_set=ids))).to_pylist()]
 
 
 def _unnamed(folder: Path, tasks: set[str], fingerprints: set[str]) -> list[str]:

@@ -65,14 +65,18 @@ class Cut(StageResult):
 
         return diff(self.folder, other.folder)
 
-    def export(self, path: str | os.PathLike[str], format: str = "parquet", *, force: bool = False) -> "ExportedCut":
-        """Write a folder with the rows in a format, the cut, tasks, tokenizers, checksums, and a card for the hub.
+    def export(
+        self, path: str | os.PathLike[str], format: str = "parquet", *, force: bool = False, annotations: bool = True
+    ) -> "ExportedCut":
+        """Write a folder with the rows in a format, what people and judges said of them unless ``annotations`` is
+        false, the cut, tasks, tokenizers, checksums, and a card for the hub.
 
         Raises StoreError if the folder is there already, or if a row is not what it was.
         """
         from agentrl.datastore.cuts.export import export_cut
 
-        return export_cut(self._buffer, self.folder, self.name, Path(path), format, force=force)
+        options = {"force": force, "annotations": annotations}
+        return export_cut(self._buffer, self.folder, self.name, Path(path), format, **options)
 
     @property
     def _buffer(self) -> TrajectoryBuffer:

@@ -144,19 +144,22 @@ def export(
     cut: Annotated[str, typer.Argument(help="A cut of the store: NAME (its newest), NAME/FINGERPRINT or a tag")],
     folder: Annotated[Path, typer.Argument(help="Folder to write")],
     format: Format = "parquet",
+    annotations: Annotated[
+        bool, typer.Option("--annotations/--no-annotations", help="With what people and judges said of the rows")
+    ] = True,
     force: Replace = False,
     store: Store = "store",
     as_json: Json = False,
 ) -> None:
-    """Write a cut as a data set: its rows as Parquet with all that they have, or in another format, the cut, tasks,
-    tokenizers, checksums, and a card that the hub reads."""
+    """Write a cut as a data set: its rows as Parquet with all that they have, or in another format, the cut, what was
+    said of them, tasks, tokenizers, checksums, and a card that the hub reads."""
     from agentrl.datastore.cuts.export import export_cut
     from agentrl.flows.commands._cuts import opened
     from agentrl.pipelines.file.library import search_in
 
     search_in([Path.cwd()])  # a format of the user's own
     name, opened_cut, _ = opened(store, cut)
-    done = export_cut(open_buffer(store), opened_cut, name, folder, format, force=force)
+    done = export_cut(open_buffer(store), opened_cut, name, folder, format, force=force, annotations=annotations)
     if as_json:
         say_json(done.as_dict())
         return
@@ -165,6 +168,10 @@ def export(
         say(f"{format} cannot hold, of {done.rows} rows: {lost}")
     for why, count in done.tasks_left_out.items():
         say(f"{count} tasks {why} were left out")
+    if done.annotations_left_out:
+        say(f"{done.annotations_left_out} annotations that hold secrets were left out")
+    if done.annotations:
+        say(f"{done.annotations} annotations are beside the rows")
     say(f"{done.records} records of {done.rows} rows written to {folder}; sha256 {done.identity}")
 
 
@@ -186,5 +193,7 @@ def import_(
     if as_json:
         say_json({"cut": chosen, "fingerprint": manifest.fingerprint, **metrics})
         return
+    if metrics["annotations"]:
+        say(f"{metrics['annotations']} annotations added")
     say(f"{metrics['appended']} rows appended, {metrics['known']} were there; cut {chosen}/{manifest.fingerprint[:8]}")
     say(f"sha256 {metrics['sha256']}")

@@ -329,5 +329,7 @@ def import_cut(context: Context, config: ImportCutConfig) -> CutBroughtIn:
     done = bring_in(context.buffer, Path(config.path), context.fingerprint, context.run_id, context.progress)
     whole = context.files(lambda folder: copytree(done.cut.path, folder, dirs_exist_ok=True), "cut")
     context.metrics.update(after=done.cut.manifest.rows, appended=done.appended, known=done.known)
-    context.metrics.update(sha256=done.cut.identity)
+    context.metrics.update(sha256=done.cut.identity, annotations=done.annotations)
+    if done.refused:
+        print(f"{done.refused} annotations do not fit their rows and are set aside in quarantine")
     return CutBroughtIn(context.select(done.cut.ids()), whole)

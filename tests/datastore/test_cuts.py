@@ -303,7 +303,7 @@ def test_what_is_beyond_the_cut_is_not_taken(harness: Harness, tmp_path: Path) -
     summed(path)
     assert verify_export(path).beyond == ["data: evil", "tasks.parquet: t999", "tokenizers/other.json"]
     other = Harness(tmp_path / "other")
-    with pytest.raises(StoreError, match="3 rows, tasks or tokenizers are beyond the cut: data: evil, "):
+    with pytest.raises(StoreError, match="3 rows, tasks, tokenizers or annotations are beyond the cut: data: evil, "):
         other.run(import_cut, {"path": str(path)})
     assert other.buffer.version is None
     assert not len(other.buffer.tasks(["t999"]))

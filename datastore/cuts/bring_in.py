@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts import tokenizers
 from agentrl.datastore.cuts.folder import CutFolder
-from agentrl.datastore.cuts.said import take_annotations
+from agentrl.datastore.cuts.labels import take_annotations
 from agentrl.datastore.cuts.verify import TASKS, TOKENIZERS, exported_cut, is_exact, rows_of, verify_export
 from agentrl.datastore.errors import NoBufferError, StoreError
 from agentrl.schemas.task import TASK_SCHEMA
@@ -60,10 +60,10 @@ def import_cut(
         buffer.keep_tasks(pq.read_table(folder / TASKS).cast(TASK_SCHEMA))
     for path in sorted((folder / TOKENIZERS).glob("*.json")):
         tokenizers.keep(buffer.storage, path.stem, path.read_text)
-    said = take_annotations(buffer, folder)
-    if said is None:
+    labels = take_annotations(buffer, folder)
+    if labels is None:
         return BroughtIn(cut, appended, len(known))
-    return BroughtIn(cut, appended, len(known), said.rows, len(said.refused))
+    return BroughtIn(cut, appended, len(known), labels.rows, len(labels.refused))
 
 
 def _known(buffer: "TrajectoryBuffer", cut: CutFolder) -> pa.Array:

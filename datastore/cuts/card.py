@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.datastore.cuts.said import NOTHING, Said
+from agentrl.datastore.cuts.labels import NOTHING, Written
 from agentrl.schemas.cut import UNKNOWN_LICENCE, CutManifest
 
 _LICENCES = """
@@ -38,11 +38,11 @@ def card(
     records: int,
     loses: Mapping[str, int],
     tasks_left_out: Mapping[str, int],
-    said: Said = NOTHING,
+    labels: Written = NOTHING,
 ) -> str:
     """README.md of an exported cut. ``files`` is the pattern of the data files that the hub can load, if it can;
     ``tasks_left_out`` counts the tasks that were not written since they hold secrets, by how that is known, and
-    ``said`` what is written of annotations."""
+    ``labels`` what is written of annotations."""
     from huggingface_hub import DatasetCardData
 
     licences = sorted({source.licence for source in manifest.sources}) or [UNKNOWN_LICENCE]
@@ -54,7 +54,7 @@ def card(
         task_categories=["text-generation"],
         size_categories=[size],
         tags=["agentrl", "agent", "trajectories", "tool-use"],
-        configs=_configs(files, said),
+        configs=_configs(files, labels),
     )
     parts = [
         f"---\n{data.to_yaml()}\n---",
@@ -68,7 +68,7 @@ def card(
         _evaluated(manifest),
         "## Secrets",
         _secrets(manifest) + _left_out(tasks_left_out),
-        *_annotated(said),
+        *_annotated(labels),
         "## How to check it",
         _checking(identity),
     ]
@@ -80,23 +80,23 @@ def _one_or_list(names: Sequence[str]) -> Any:
     return (unique[0] if len(unique) == 1 else unique) if unique else None
 
 
-def _configs(files: str | None, said: Said) -> list[dict[str, Any]] | None:
+def _configs(files: str | None, labels: Written) -> list[dict[str, Any]] | None:
     """The tables that the hub shows: the rows, and what was said of them."""
     rows = [{"config_name": "default", "data_files": files}] if files else []
-    labels = [{"config_name": "annotations", "data_files": said.file}] if said.given else []
-    return rows + labels or None
+    said_of_them = [{"config_name": "annotations", "data_files": labels.file}] if labels.given else []
+    return rows + said_of_them or None
 
 
-def _annotated(said: Said) -> list[str]:
+def _annotated(labels: Written) -> list[str]:
     """The section on annotations; nothing if there are none."""
-    left_out = f"{said.left_out:,} annotations were left out, since they hold secrets." if said.left_out else ""
-    if not said.given:
+    left_out = f"{labels.left_out:,} annotations were left out, since they hold secrets." if labels.left_out else ""
+    if not labels.given:
         return ["## Annotations", left_out] if left_out else []
     text = (
-        f"`{said.file}` has what people and judges said of the rows, by `trajectory_id`, with what they said before: "
+        f"`{labels.file}` has what people and judges said of the rows, by `trajectory_id`, with what they said before: "
         "of one author, one name and one target the newest `created_at` counts. The cut does not vouch for it.\n\n"
     )
-    lines = [(each.name, each.author_kind, f"{each.annotations:,}", f"{each.rows:,}") for each in said.given]
+    lines = [(each.name, each.author_kind, f"{each.annotations:,}", f"{each.rows:,}") for each in labels.given]
     table = _table(("name", "by", "annotations", "rows"), lines)
     return ["## Annotations", text + table + (f"\n\n{left_out}" if left_out else "")]
 

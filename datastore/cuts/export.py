@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from agentrl.datastore.artifacts import tokenizers
 from agentrl.datastore.cuts.card import card
 from agentrl.datastore.cuts.folder import BATCH_ROWS, CutFolder
+from agentrl.datastore.cuts.labels import NOTHING, write_annotations
 from agentrl.datastore.cuts.make import sha256
-from agentrl.datastore.cuts.said import NOTHING, write_annotations
 from agentrl.datastore.cuts.verify import CHECKSUMS, CUT, DATA, TASKS, TOKENIZERS, verify
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats import named
@@ -95,9 +95,9 @@ def export_cut(
         rows, look = _about(buffer, ids), cut.manifest.secrets is not None
         exported.tasks_left_out = _write_tasks(buffer, rows, working, look)
         _write_tokenizers(buffer, rows, working)
-        said = write_annotations(buffer, rows, working, look, _is_json(pattern)) if annotations else NOTHING
-        exported.annotations, exported.annotations_left_out = said.total, said.left_out
-        about = (exported.records, exported.loses, exported.tasks_left_out, said)
+        beside = write_annotations(buffer, rows, working, look, _is_json(pattern)) if annotations else NOTHING
+        exported.annotations, exported.annotations_left_out = beside.total, beside.left_out
+        about = (exported.records, exported.loses, exported.tasks_left_out, beside)
         text = card(name, cut.manifest, cut.identity, format, pattern, *about)
         (working / "README.md").write_text(text, encoding="utf-8")
         files = sorted(file.relative_to(working).as_posix() for file in working.rglob("*") if file.is_file())

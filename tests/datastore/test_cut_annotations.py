@@ -21,7 +21,7 @@ def say(harness: Harness, *given: dict[str, Any]) -> None:  # noqa: F811
     annotate(harness.buffer, fields, source="python", strict=True)
 
 
-def said(harness: Harness) -> list[tuple[Any, ...]]:  # noqa: F811
+def log(harness: Harness) -> list[tuple[Any, ...]]:  # noqa: F811
     columns = ("trajectory_id", "turn", "name", "value", "comment", "correction", "author", "author_kind", "created_at")
     return sorted(
         (tuple(row[name] for name in columns) for row in harness.buffer.annotations.rows().to_pylist()), key=str
@@ -69,12 +69,12 @@ def test_annotations_come_into_another_store(harness: Harness, tmp_path: Path) -
     export_cut(harness.buffer, made(harness), "gold", path)
     other = Harness(tmp_path / "other")
     assert other.run(import_cut, {"path": str(path)}).metrics["annotations"] == 2
-    assert said(other) == said(harness)
+    assert log(other) == log(harness)
     say(harness, {"trajectory_id": ids[0], "name": "stars", "value": 1})
     export_cut(harness.buffer, made(harness), "gold", path, force=True)
     done = other.run(import_cut, {"path": str(path)})
     assert (done.metrics["appended"], done.metrics["annotations"]) == (0, 1)
-    assert said(other) == said(harness)
+    assert log(other) == log(harness)
 
 
 def test_what_is_said_of_other_rows_is_not_taken(harness: Harness, tmp_path: Path) -> None:  # noqa: F811

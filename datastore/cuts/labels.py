@@ -35,7 +35,7 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Said:
+class Written:
     """What an export wrote of annotations, in which ``file``, and how many it left out since they hold secrets."""
 
     given: list[Given]
@@ -47,21 +47,21 @@ class Said:
         return sum(each.annotations for each in self.given)
 
 
-NOTHING = Said([])
+NOTHING = Written([])
 
 
-def write_annotations(buffer: "TrajectoryBuffer", rows: pl.DataFrame, folder: Path, look: bool, lines: bool) -> Said:
+def write_annotations(buffer: "TrajectoryBuffer", rows: pl.DataFrame, folder: Path, look: bool, lines: bool) -> Written:
     """Write what was ever said of ``rows`` (``trajectory_id`` and ``tags``), oldest first, and count it: as
     JSON Lines or as Parquet. Annotations of pairs stay out, as pairs do. So do those in which a search finds secrets,
     if we are to ``look`` for them or the row was redacted: they may say what the row lost."""
     every = buffer.annotations.rows()
     ids = rows["trajectory_id"].to_arrow().cast(pa.string())
     of_rows = pc.and_(pc.is_in(every["trajectory_id"], value_set=ids), every["pair_id"].is_null())
-    said = every.filter(of_rows).drop_columns([VERSION])
+    logged = every.filter(of_rows).drop_columns([VERSION])
     redacted = rows.filter(pl.col("tags").list.contains(REDACTED))["trajectory_id"].to_arrow().cast(pa.string())
-    searched = pa.chunked_array([pa.repeat(look, len(said))])
-    searched = pc.or_(searched, pc.is_in(said["trajectory_id"], value_set=redacted))
-    kept = said.filter(pa.array(_clean(buffer, said, searched.to_pylist())))
+    searched = pa.chunked_array([pa.repeat(look, len(logged))])
+    searched = pc.or_(searched, pc.is_in(logged["trajectory_id"], value_set=redacted))
+    kept = logged.filter(pa.array(_clean(buffer, logged, searched.to_pylist()), pa.bool_()))
     if len(kept) and lines:
         records = ({**row, "created_at": row["created_at"].isoformat()} for row in kept.to_pylist())
         write_lines(folder / ANNOTATION_LINES, records)
@@ -70,15 +70,15 @@ def write_annotations(buffer: "TrajectoryBuffer", rows: pl.DataFrame, folder: Pa
     counts = pl.DataFrame(kept.select(["name", "author_kind", "trajectory_id"])).group_by("name", "author_kind")
     totals = counts.agg(pl.len().alias("annotations"), pl.col("trajectory_id").n_unique().alias("rows"))
     given = [Given(*row) for row in totals.sort("name", "author_kind").rows()]
-    return Said(given, len(said) - len(kept), ANNOTATION_LINES if lines else ANNOTATIONS)
+    return Written(given, len(logged) - len(kept), ANNOTATION_LINES if lines else ANNOTATIONS)
 
 
-def _clean(buffer: "TrajectoryBuffer", said: pa.Table, searched: list[bool]) -> list[bool]:
+def _clean(buffer: "TrajectoryBuffer", logged: pa.Table, searched: list[bool]) -> list[bool]:
     """Which annotations hold no secret; those that are not ``searched`` count as such."""
     if not any(searched):
-        return [True] * len(said)
+        return [True] * len(logged)
     redaction = RowRedaction(buffer.storage)
-    each = zip(from_table(Annotation, said), searched, strict=True)
+    each = zip(from_table(Annotation, logged), searched, strict=True)
     return [not look or redaction.annotation(annotation) is annotation for annotation, look in each]
 
 

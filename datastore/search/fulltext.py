@@ -185,25 +185,31 @@ class FullText:
         )
 
     def _matching(self, held: _Held, text: str, files: Sequence[str]) -> pl.DataFrame:
-        """Ids of all rows of these files, without scores. If most rows match, the others are asked for: each row that
-        tantivy names becomes objects of Python, which takes longer than to find it."""
+        """Ids of all rows of these files, without scores. If most rows match words, the others are asked for: each row
+        that tantivy names becomes objects of Python, which takes longer than to find it. Phrases take longer still, and
+        are looked for once."""
         tantivy = optional("tantivy", words.EXTRA)
-        kinds, query = tantivy.Occur, words.query(held.index.schema, TEXT, words.parsed(text))
+        asked, every = words.parsed(text), held.searcher.num_docs
+        kinds, query = tantivy.Occur, words.query(held.index.schema, TEXT, asked)
         with _tantivy():
-            count = held.searcher.search(tantivy.Query.const_score_query(query, 1.0), limit=1, count=True).count
-            inverted = 2 * count > held.searcher.num_docs
+            count, inverted = every, False
+            if not words.has_phrase(asked):
+                count = held.searcher.search(tantivy.Query.const_score_query(query, 1.0), limit=1, count=True).count
+                inverted = 2 * count > every
             if inverted:
                 everything = (kinds.Must, tantivy.Query.all_query())
                 query = tantivy.Query.boolean_query([everything, (kinds.MustNot, query)])
-                count = held.searcher.num_docs - count
+                count = every - count
             hits = held.searcher.search(query, limit=max(1, count), count=False, order_by_field=ROW).hits
-        numbers = np.fromiter(map(itemgetter(0), hits), np.int64, len(hits))
-        in_file, parts = numbers >> ROW_BITS, list[pa.Array]()
+        numbers, parts = np.sort(np.fromiter(map(itemgetter(0), hits), np.int64, len(hits))), list[pa.Array]()
         for name in files:
-            rows, ids = numbers[in_file == held.files[name]] & (2**ROW_BITS - 1), self._ids_of(name)
-            matches = np.full(len(ids), inverted)
-            matches[rows] = not inverted
-            parts.append(ids.filter(pa.array(matches)))
+            first, end = np.searchsorted(numbers, np.arange(2) + held.files[name] << ROW_BITS)
+            if first == end and not inverted:
+                continue
+            rows, ids = numbers[first:end] & (2**ROW_BITS - 1), self._ids_of(name)
+            parts.append(
+                ids.filter(pa.array(~np.isin(np.arange(len(ids)), rows))) if inverted else ids.take(pa.array(rows))
+            )
         return pl.DataFrame({"trajectory_id": pl.Series(pa.chunked_array(parts, pa.string()))})
 
     def _ids_of(self, name: str) -> pa.Array:

@@ -71,6 +71,11 @@ def terms(written: str) -> list[str]:
     return known
 
 
+def has_phrase(words: Words) -> bool:
+    """Whether words must stand side by side somewhere, which takes long to look for."""
+    return any(len(terms(written)) > 1 for written in words.wanted + words.unwanted)
+
+
 def query(schema: Any, field: str, words: Words) -> "tantivy.Query":
     """The query that tantivy answers."""
     tantivy = optional("tantivy", EXTRA)

@@ -82,6 +82,8 @@ def show(cut: CutName, store: Store = "store", as_json: Json = False) -> None:
         print_rows([compared.model_dump() for compared in manifest.evaluation_sets], as_json)
     else:
         say("compared with no evaluation set")
+    if held := manifest.heldout:
+        say(f"held out: {held.rows} rows of split {', '.join(held.splits)} in version {held.version}")
     if manifest.secrets is None:
         say("nobody looked for secrets")
     else:

@@ -4,15 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
-from viewer_store import Browser, make_store
+from viewer_store import Browser, make_store, publish
 
 from agentrl.datastore.annotations.labels import Label, LabelSchema
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.flows.api.store import Store
 from agentrl.flows.commands._selections import checked_rules
 from agentrl.flows.viewer.app import application, opening
 from agentrl.flows.viewer.guard import Door
+from agentrl.schemas.manifest import Kind
 
 KEY = "the-key"
 ALLOWED = {"x-agentrl-key": KEY}
@@ -52,6 +55,31 @@ def test_a_label_is_written_once_and_read_back(writer: Browser, store: Path) -> 
     assert set(rows["source"]) == {"viewer"}
 
 
+def test_the_page_of_a_row_has_all_that_was_said_of_it(writer: Browser, store: Path) -> None:
+    row = writer.json("/api/labels")["ids"][0]
+    given(writer, row, "up")
+    given(writer, row, "down")
+    Store(store).annotate(trajectory_id=row, name="stars", value=2, author="gpt", author_kind="judge", turn=0)
+    call = {"name": "find", "arguments": '{"who": "Ann"}'}
+    said_and_called = {"content": "I look", "tool_calls": [{"id": "1", **call}]}
+    Store(store).annotate(trajectory_id=row, name="correction", correction=said_and_called, author="ann", turn=0)
+    given(writer, row, None, name="stars", author="gpt", turn=0)  # taken back
+    answer = writer.json("/api/labels/row", row=row)
+    correction, thumb = answer["annotations"]
+    assert (thumb["name"], thumb["value"], thumb["turn"]) == ("thumbs", "down", None)
+    assert correction["correction"] == 'I look\nfind({"who": "Ann"})'
+    before = [(each["name"], each["value"], each["author"], each["author_kind"]) for each in answer["earlier"]]
+    assert before == [
+        ("stars", None, "gpt", "person"),
+        ("stars", "2", "gpt", "judge"),
+        ("thumbs", "up", "ann", "person"),
+    ]
+    assert [each["created_at"] for each in answer["earlier"]] == sorted(
+        (each["created_at"] for each in answer["earlier"]), reverse=True
+    )
+    assert writer.json("/api/labels/row", row="nobody") == {"annotations": [], "earlier": []}
+
+
 def test_what_does_not_fit_is_refused(writer: Browser, store: Path) -> None:
     row = writer.json("/api/labels")["ids"][0]
     assert given(writer, "nobody", status=400)["field"] == "trajectory_id"
@@ -62,6 +90,22 @@ def test_what_does_not_fit_is_refused(writer: Browser, store: Path) -> None:
     refused = writer.ask("/api/annotation", "POST", headers={"x-agentrl-key": "wrong"}, body={})
     assert refused.status_code == 403
     assert Store(store).annotation_log().is_empty()
+
+
+def test_what_is_said_of_a_pair_names_one_that_there_is(writer: Browser, store: Path) -> None:
+    row, other = Store(store).rows.select("trajectory_id").collect()["trajectory_id"].sort()[:2]
+    fields = {"trajectory_id": row, "name": "thumbs", "value": "up", "author": "ann", "pair_id": "p1"}
+    with pytest.raises(StoreError, match="pair_id: is 'p1'; the row is preferred in no pair of this store"):
+        Store(store).annotate(**fields)
+    pairs = pa.table({"pair_id": ["p1", "p2"], "chosen_id": [row, row], "rejected_id": [other, other]})
+    publish(Catalog(store), "two", "f" * 32, "pairs.outcome", {"pairs": (Kind.PAIRS, pairs)})
+    assert Store(store).annotate(**fields).rows == 1
+    with pytest.raises(StoreError, match="pair_id: is 'p3'; the row is preferred in p1, p2"):
+        Store(store).annotate(**{**fields, "pair_id": "p3"})
+    with pytest.raises(StoreError, match="pair_id: is 'p1'; the row is preferred in no pair of this store"):
+        Store(store).annotate(**{**fields, "trajectory_id": other})
+    [thumb] = writer.json("/api/labels/row", row=row)["annotations"]
+    assert (thumb["pair_id"], thumb["turn"]) == ("p1", None)
 
 
 def test_queues_bring_what_is_unlabelled_uncertain_or_disputed(writer: Browser, store: Path) -> None:

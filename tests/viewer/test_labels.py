@@ -28,6 +28,29 @@ def test_the_page_is_accessible_in_both_themes(seen: Watched, request: pytest.Fi
     assert seen.faults() == []
 
 
+@both_themes
+def test_the_page_of_a_row_shows_what_was_said_of_it(seen: Watched, store: str, request: pytest.FixtureRequest) -> None:
+    author = f"dora {request.node.callspec.params['seen']}"
+    row = Store(store).rows.filter(stage="grpo").select("trajectory_id").collect()["trajectory_id"].max()
+    for value in ("up", "down"):
+        Store(store).annotate(trajectory_id=row, name="thumbs", value=value, author=author, comment="<b>why</b>")
+    Store(store).annotate(trajectory_id=row, name="stars", value=2, author=author, author_kind="judge", turn=0)
+    page = seen.open(f"/row/{row}", ".conversation .turn")
+    page.keyboard.press("a")
+    page.wait_for_selector("#annotations tbody tr")
+    lines = [line.inner_text().split("\t") for line in page.locator("#annotations tbody tr", has_text=author).all()]
+    assert [line[:4] for line in lines] == [
+        ["turn 0", "stars", "2", f"{author}, a judge"],
+        ["row", "thumbs", "down · <b>why</b>", author],
+        ["row", "thumbs", "up · <b>why</b> (counts no more)", author],
+    ]
+    assert all(line[4].startswith("20") for line in lines)
+    assert "the newest counts" in page.inner_text("#annotations")
+    assert seen.faults() == []
+    page.locator("#annotations").get_by_role("link", name="turn 0").first.click()
+    until(page, "location.search.includes('m=')")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_rows_are_labelled_by_keys_alone(browser: Any, store: str, tmp_path: Path, theme: str) -> None:
     schema = tmp_path / "labels.yaml"

@@ -19,11 +19,13 @@ from agentrl.flows.viewer.wire.labels import (
     LabelQueue,
     RowLabels,
 )
+from agentrl.schemas.annotation import TARGET
 from agentrl.schemas.json_text import loads
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
 
+_FIELDS = ("name", *TARGET[1:], "value", "comment", "author", "author_kind")
 MOST = 500
 """Rows of a queue that are named at once."""
 
@@ -93,16 +95,24 @@ def _most_uncertain(rows: pl.DataFrame, given: pl.DataFrame) -> pl.DataFrame:
 
 
 def row_labels(reader: "StoreReader", row: str) -> RowLabels:
-    """What counts of what was said of a row, newest first."""
-    given = current(reader.tables.buffer.annotations.frame().filter(trajectory_id=row))
-    return RowLabels(annotations=[_shown(each) for each in reversed(given.to_dicts())])
+    """What was ever said of a row, newest first: what counts, and what no longer does."""
+    every = reader.tables.buffer.annotations.frame().filter(trajectory_id=row).sort("created_at", maintain_order=True)
+    given = current(every)
+    earlier = every.join(given, on="annotation_id", how="anti", maintain_order="left")
+    counting, before = ([_shown(each) for each in reversed(rows.to_dicts())] for rows in (given, earlier))
+    return RowLabels(annotations=counting, earlier=before)
 
 
 def _shown(given: dict[str, Any]) -> GivenLabel:
-    correction = given["correction"]
-    fields = {name: given[name] for name in ("name", "turn", "value", "comment", "author", "author_kind")}
-    text = None if correction is None else loads(correction).get("content", "")
+    fields = {name: given[name] for name in _FIELDS}
+    text = None if given["correction"] is None else _said_and_called(loads(given["correction"]))
     return GivenLabel(**fields, correction=text, created_at=given["created_at"].isoformat(timespec="seconds"))
+
+
+def _said_and_called(message: dict[str, Any]) -> str:
+    """The text of a message, and its calls in a line each."""
+    calls = [f"{call['name']}({call['arguments']})" for call in message.get("tool_calls", [])]
+    return "\n".join(filter(None, [message.get("content", ""), *calls]))
 
 
 def give(reader: "StoreReader", question: AnnotationQuery) -> LabelGiven:

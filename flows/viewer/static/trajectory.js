@@ -1,4 +1,5 @@
 // One trajectory: its messages, and under a lens its tokens in place.
+import { Annotations, showAnnotations } from "./annotations.js";
 import { json, useAnswer } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { copies } from "./copies.js";
@@ -98,6 +99,7 @@ function Trajectory({ id, row, tokens }) {
     ArrowLeft: { does: "previous token", run: () => tokens.length && jump(Math.max(0, token - 1)) },
     b: { does: "next token that breaks the mask's proof", run: () => tokens.breaches.size && jump(next()) },
     f: { does: "what became of this row", run: showFate },
+    a: { does: "what people and judges said of this row", run: showAnnotations },
     x: { does: "select this row", run: () => select(id) },
     "/": { does: "filter the buffer", run: () => go(address("/buffer", { at })) },
   });
@@ -105,6 +107,7 @@ function Trajectory({ id, row, tokens }) {
     <${Title} id=${id} row=${row} at=${at} lens=${wanted} />
     <${Ribbon} lineage=${row.lineage} />
     <${Fate} key=${id} id=${id} at=${at} />
+    <${Annotations} key=${`said ${id}`} id=${id} at=${at} messages=${row.messages} />
     <div class="lensbar">
       <${LensBar} tokens=${tokens} chosen=${lens?.id ?? (written ? "text" : "read")} />
       ${lens && html`<button class="quiet" aria-pressed=${whole ? "false" : "true"} onClick=${() => change({ template: whole ? "folded" : "shown" })}>${whole ? "fold template tokens" : "show template tokens"}</button>`}

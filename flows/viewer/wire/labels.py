@@ -45,11 +45,16 @@ class LabelledRow(Query):
 
 
 class GivenLabel(Answer):
-    """An annotation that counts. ``turn`` is the number of the assistant message, None the whole row; ``correction``
-    the text of the answer that should have been there."""
+    """An annotation. ``turn`` is the number of the assistant message, tokens are from ``token_start`` to ``token_end``
+    (exclusive), ``pair_id`` is a pair that the row is preferred in; without any it is about the whole row.
+    ``correction`` is the text of the answer that should have been there, with its calls. One that says nothing took
+    back what its author had said."""
 
     name: str
     turn: int | None
+    token_start: int | None
+    token_end: int | None
+    pair_id: str | None
     value: str | None
     comment: str
     correction: str | None
@@ -59,7 +64,10 @@ class GivenLabel(Answer):
 
 
 class RowLabels(Answer):
+    """What counts of what was said of a row, and what was said ``earlier`` and counts no more, newest first."""
+
     annotations: list[GivenLabel]
+    earlier: list[GivenLabel]
 
 
 # POST /api/annotation

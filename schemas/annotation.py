@@ -39,8 +39,8 @@ class AuthorKind(StrEnum):
 
 class Annotation(BaseModel):
     """``turn`` counts the assistant messages of the row from 0, as ``step`` does in the view ``steps`` of SQL; tokens
-    are ``token_start`` to ``token_end`` (exclusive) of its ``input_ids``; ``pair_id`` is a pair that ``trajectory_id``
-    is the preferred row of. Without these it is about the whole row.
+    are ``token_start`` to ``token_end`` (exclusive) of its ``input_ids``; ``pair_id`` is a pair of an
+    artifact that ``trajectory_id`` is the preferred row of. Without these it is about the whole row.
 
     ``value`` is text, and ``number`` what it counts as (:func:`number_of`). An annotation without value, comment and
     correction takes back what its author said before under this name. ``correction`` is an assistant message: what

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 AT_ONCE = 4096
 """Annotations of one append."""
 EXCERPT = 4096
+SHOWN_PAIRS = 5
 
 _BY_US = ("number", "version")  # these follow from the rest, and stand in a table that was exported
 FIELDS = [name for name in Annotation.model_fields if name not in _BY_US]
@@ -135,6 +136,7 @@ def _fitting(
     wanted = sorted({annotation.trajectory_id for _, annotation in given})
     tokens = _tokens(buffer, wanted)
     turns = _turns(buffer, sorted({a.trajectory_id for _, a in given if a.turn is not None} & tokens.keys()))
+    pairs = _pairs(buffer, sorted({a.trajectory_id for _, a in given if a.pair_id is not None} & tokens.keys()))
     fitting = []
     for location, annotation in given:
         name = annotation.trajectory_id
@@ -145,6 +147,8 @@ def _fitting(
             problem = "turn", f"is {annotation.turn}; the row has {turns[name]} assistant messages, numbered from 0"
         elif annotation.token_end is not None and annotation.token_end > tokens[name]:
             problem = "token_end", f"is {annotation.token_end}; the row has {tokens[name]} tokens"
+        elif annotation.pair_id is not None and annotation.pair_id not in pairs.get(name, ()):
+            problem = "pair_id", f"is {annotation.pair_id[:60]!r}; {_preferred(pairs.get(name, []))}"
         if problem is None:
             fitting.append(annotation)
         else:
@@ -168,6 +172,22 @@ def _tokens(buffer: "TrajectoryBuffer", ids: Sequence[str]) -> dict[str, int]:
         return dict(buffer.current(None, ask).iter_rows())
     except NoBufferError:
         return {}
+
+
+def _pairs(buffer: "TrajectoryBuffer", ids: Sequence[str]) -> dict[str, list[str]]:
+    """The pairs of the store's artifacts that rows are preferred in."""
+    from agentrl.datastore.artifacts.catalog import Catalog
+    from agentrl.datastore.artifacts.pairs import preferred_in
+
+    return preferred_in(Catalog(buffer.store), ids) if ids else {}
+
+
+def _preferred(pairs: Sequence[str]) -> str:
+    """What the ``pair_id`` of a row may be."""
+    if not pairs:
+        return "the row is preferred in no pair of this store"
+    more = f" and {len(pairs) - SHOWN_PAIRS} more" if len(pairs) > SHOWN_PAIRS else ""
+    return f"the row is preferred in {', '.join(pairs[:SHOWN_PAIRS])}{more}"
 
 
 def _turns(buffer: "TrajectoryBuffer", ids: Sequence[str]) -> dict[str, int]:

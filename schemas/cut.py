@@ -124,6 +124,17 @@ def question_digest(questions: Iterable[str]) -> str:
     return total.hexdigest()
 
 
+class CutHeldOut(_Part):
+    """The rows of the buffer that the rule ``decontaminate`` and evaluation sets compared the rows of a cut with: those
+    of these ``splits`` in this ``version`` of the table, and the digest of their content. ``heldout.parquet`` names
+    each."""
+
+    version: int
+    splits: list[str]
+    rows: int
+    digest: str
+
+
 class CutAnnotations(_Part):
     """Annotations that a rule read: those of a ``name`` in a version of their table, how many they are, and the digest
     of all that they say."""
@@ -137,7 +148,8 @@ class CutAnnotations(_Part):
 class CutManifest(_Part):
     """What ``cut.json`` holds. ``digest`` is over the content of the rows in their order; ``files`` has the SHA-256 of
     every other file of the cut, so that the digest of ``cut.json`` vouches for all of them. ``secrets`` is None if
-    nobody looked for any."""
+    nobody looked for any, and ``heldout`` if no row of the buffer counted as held out; that is not written, as cuts of
+    older releases have it."""
 
     cut: int = CUT_VERSION
     rows: int
@@ -155,7 +167,13 @@ class CutManifest(_Part):
     evaluation_sets: list[EvaluationSet]
     annotations: list[CutAnnotations]
     secrets: CutSecrets | None
+    heldout: CutHeldOut | None = None
     files: dict[str, str]
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = written(self)
+        return fields if self.heldout else {name: value for name, value in fields.items() if name != "heldout"}
 
     def text(self) -> str:
         """The very text of ``cut.json``."""

@@ -147,8 +147,15 @@ def _sources(manifest: CutManifest) -> str:
 
 
 def _evaluated(manifest: CutManifest) -> str:
+    held = manifest.heldout
+    text = (
+        f"Held out were {held.rows:,} rows of split {', '.join(held.splits)} in version {held.version} of the table, "
+        f"digest `{held.digest}`, which `cut/heldout.parquet` names."
+        if held
+        else ""
+    )
     if not manifest.evaluation_sets:
-        return "The rows were not compared with any evaluation set."
+        return text or "The rows were not compared with any evaluation set."
     rows = [
         (
             each.name,
@@ -160,9 +167,9 @@ def _evaluated(manifest: CutManifest) -> str:
         )
         for each in manifest.evaluation_sets
     ]
-    return "Rows that hold a question of these sets were dropped:\n\n" + _table(
-        ("set", "questions", "digest", "words of an n-gram", "share of them", "rows dropped"), rows
-    )
+    heads = ("set", "questions", "digest", "words of an n-gram", "share of them", "rows dropped")
+    compared = "Rows that hold a question of these sets were dropped:\n\n" + _table(heads, rows)
+    return f"{compared}\n\n{text}" if text else compared
 
 
 def _secrets(manifest: CutManifest) -> str:

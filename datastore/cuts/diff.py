@@ -49,9 +49,11 @@ def _lacking(rows: pl.LazyFrame, others: pl.LazyFrame, lacks: CutFolder) -> pl.L
 
 def _why(first: CutFolder, second: CutFolder) -> list[str]:
     before, after = (cut.manifest.model_dump(mode="json") for cut in (first, second))
+    for manifest in (before, after):
+        (manifest.get("heldout") or {}).pop("version", None)  # that of the table is said below
     lines = [
         f"{name} {_short(before[name])} -> {_short(after[name])}"
-        for name in ("seed", "split", "embedder", "origin", "licences", "evaluation_sets")
+        for name in ("seed", "split", "embedder", "origin", "licences", "evaluation_sets", "heldout")
         if before.get(name) != after.get(name)
     ]
     for name in ("id", "version"):

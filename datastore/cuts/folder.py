@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from agentrl.datastore.cuts.make import DROPPED, MANIFEST, ROWS, sha256
+from agentrl.datastore.cuts.make import DROPPED, HELDOUT, MANIFEST, ROWS, sha256
 from agentrl.datastore.errors import StoreError
 from agentrl.schemas.cut import CUT_VERSION, CutManifest
 
@@ -20,7 +20,8 @@ BATCH_ROWS = 1024
 
 @dataclass(frozen=True)
 class CutFolder:
-    """A folder with ``cut.json``, ``rows.parquet`` and ``dropped.parquet``."""
+    """A folder with ``cut.json``, ``rows.parquet``, ``dropped.parquet``, and ``heldout.parquet`` if rows of the buffer
+    were held out."""
 
     path: Path
 
@@ -50,7 +51,15 @@ class CutFolder:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Ids and digests of the rows, in order."""
-        with pq.ParquetFile(self.path / ROWS) as file:
+        return self._batches(ROWS)
+
+    def heldout(self) -> Iterator[pa.RecordBatch]:
+        """Ids and digests of the rows that the others were compared with; none if no row of the buffer was held
+        out."""
+        return self._batches(HELDOUT) if self.manifest.heldout else iter(())
+
+    def _batches(self, name: str) -> Iterator[pa.RecordBatch]:
+        with pq.ParquetFile(self.path / name) as file:
             yield from file.iter_batches(batch_size=BATCH_ROWS)
 
     def ids(self) -> pa.Array:

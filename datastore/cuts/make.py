@@ -21,7 +21,7 @@ from agentrl.schemas.cut import CUT_ROWS_SCHEMA, UNKNOWN_LICENCE, CutCounts, Cut
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
 
-MANIFEST, ROWS, DROPPED = "cut.json", "rows.parquet", "dropped.parquet"
+MANIFEST, ROWS, DROPPED, HELDOUT = "cut.json", "rows.parquet", "dropped.parquet", "heldout.parquet"
 
 CUT_DROPPED_SCHEMA = pa.schema(
     [pa.field("trajectory_id", pa.string(), nullable=False), pa.field("rule", pa.string(), nullable=False)]
@@ -43,8 +43,8 @@ def dropping(folder: Path) -> Iterator[Callable[[str, pa.Array], None]]:
         yield add
 
 
-def write_rows(buffer: "TrajectoryBuffer", ids: pa.Array, folder: Path) -> str:
-    """Write ``rows.parquet`` of these rows, and return the digest of their content in this order."""
+def write_rows(buffer: "TrajectoryBuffer", ids: pa.Array, folder: Path, name: str = ROWS) -> str:
+    """Write the ids and digests of these rows, and return the digest of their content in this order."""
 
     def written() -> Iterator[pa.ChunkedArray]:
         start = 0
@@ -54,7 +54,7 @@ def write_rows(buffer: "TrajectoryBuffer", ids: pa.Array, folder: Path) -> str:
             start += len(digests)
             yield digests
 
-    with pq.ParquetWriter(folder / ROWS, CUT_ROWS_SCHEMA, compression="zstd") as writer:
+    with pq.ParquetWriter(folder / name, CUT_ROWS_SCHEMA, compression="zstd") as writer:
         return combined(written())
 
 
@@ -119,6 +119,7 @@ def sha256(path: Path) -> str:
 
 def write_manifest(folder: Path, manifest: CutManifest) -> CutManifest:
     """Write ``cut.json`` beside the other files of a cut, with their digests."""
-    whole = manifest.model_copy(update={"files": {name: sha256(folder / name) for name in (DROPPED, ROWS)}})
+    names = [name for name in (DROPPED, HELDOUT, ROWS) if (folder / name).is_file()]
+    whole = manifest.model_copy(update={"files": {name: sha256(folder / name) for name in names}})
     (folder / MANIFEST).write_text(whole.text(), encoding="utf-8")
     return whole

@@ -31,8 +31,8 @@ class CutCheck:
     """What is wrong with a cut: ids of rows that are ``missing`` or whose content ``changed``, and ``files`` that are
     not as they were written. ``beyond`` has the rows of an export that the cut does not name, the tasks and
     tokenizers that no row of it names, and what is said of other rows: anybody can write the checksums anew, and only
-    the cut vouches for what is its own. ``rows`` were compared; an export in a format that loses something compares
-    none."""
+    the cut vouches for what is its own. ``heldout`` has the held-out rows that they were compared with, and that are
+    gone or say something else now. ``rows`` were compared; an export in a format that loses something compares none."""
 
     identity: str
     rows: int = 0
@@ -40,10 +40,11 @@ class CutCheck:
     changed: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     beyond: list[str] = field(default_factory=list)
+    heldout: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        return not (self.missing or self.changed or self.files or self.beyond)
+        return not (self.missing or self.changed or self.files or self.beyond or self.heldout)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"ok": self.ok}
@@ -57,13 +58,21 @@ class CutCheck:
                 ("rows have other content", self.changed),
                 ("files are not as they were written", self.files),
                 ("rows, tasks, tokenizers or annotations are beyond the cut", self.beyond),
+                ("held-out rows that it was compared with are gone or have other content", self.heldout),
             )
             if names
         ]
 
 
-def verify(buffer: "TrajectoryBuffer", cut: CutFolder, progress: Callable[[int, int], None] | None = None) -> CutCheck:
-    """Compare every row of the newest version of the table with a cut."""
+def verify(
+    buffer: "TrajectoryBuffer",
+    cut: CutFolder,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    heldout: bool = True,
+) -> CutCheck:
+    """Compare every row of the newest version of the table with a cut, and the held-out rows too, unless ``heldout`` is
+    false or the cut is of another table, which had them."""
     checked = CutCheck(cut.identity, files=cut.damaged())
     if checked.files:
         return checked
@@ -71,6 +80,11 @@ def verify(buffer: "TrajectoryBuffer", cut: CutFolder, progress: Callable[[int, 
         _compare(checked, batch, _stored(buffer, batch.column("trajectory_id")))
         if progress:
             progress(checked.rows, cut.manifest.rows)
+    if heldout and cut.manifest.heldout and str(buffer.table().metadata().id) == cut.manifest.table.id:
+        held = CutCheck(cut.identity)
+        for batch in cut.heldout():
+            _compare(held, batch, _stored(buffer, batch.column("trajectory_id")))
+        checked.heldout = sorted(held.missing + held.changed)
     return checked
 
 

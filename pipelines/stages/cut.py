@@ -19,7 +19,7 @@ from agentrl.schemas.pipeline import Name
 
 if TYPE_CHECKING:
     from agentrl.datastore.curation.curate import Level
-    from agentrl.schemas.cut import CutAnnotations, CutOrigin, CutSecrets, EvaluationSet
+    from agentrl.schemas.cut import CutAnnotations, CutHeldOut, CutOrigin, CutSecrets, EvaluationSet
 
 
 class ComparedSet(BaseModel):
@@ -116,7 +116,8 @@ def cut(
 ) -> CutOutputs:
     """Rows of one version of the buffer, or of the selections given, narrowed by rules and compared with evaluation
     sets, as a data set to give to others. The folder ``cut`` holds ``cut.json`` (see ``schemas/cut.py``), ``rows`` (ids
-    and digests of content) and ``dropped`` (ids, each with the rule that dropped it). The same version, rules and seed
+    and digests of content), ``dropped`` (ids, each with the rule that dropped it) and ``heldout`` (the rows of the
+    buffer that the others were compared with, if any). The same version, rules and seed
     give the same bytes. ``heldout`` tasks are evaluation sets too, by the names of their stages."""
     from agentrl.datastore.cuts import make
     from agentrl.datastore.table.delta_table import schema_version
@@ -146,6 +147,7 @@ def cut(
         sources=sources,
         evaluation_sets=compared,
         annotations=_annotations(context, config),
+        heldout=_heldout(context, config, table.version(), whole.path),
         secrets=_secrets(context, config, ids),
         files={},
     )
@@ -167,6 +169,24 @@ def _annotations(context: Context, config: CutConfig) -> "list[CutAnnotations]":
             digest = table_digest([rows])
             used.append(CutAnnotations(name=rule.name, version=rule.version, annotations=len(rows), digest=digest))
     return used
+
+
+def _heldout(context: Context, config: CutConfig, version: int, folder: Path) -> "CutHeldOut | None":
+    """The rows of the buffer that count as held out, for rules and evaluation sets; each is named in the folder. A
+    pipeline may leave the version to be the newest, and later nobody could say which it was."""
+    from agentrl.datastore.cuts import make
+    from agentrl.schemas.cut import CutHeldOut
+
+    splits = {split for rule in config.rules if isinstance(rule, Decontaminate) for split in rule.splits}
+    splits |= {compared.split for compared in config.evaluation_sets.values() if compared.split}
+    if not splits:
+        return None
+    ids = pa.concat_arrays([matching(context.buffer, in_split(None, split), version) for split in sorted(splits)])
+    ids = ids.take(pc.sort_indices(ids))
+    if not len(ids):
+        return None
+    digest = make.write_rows(context.buffer, ids, folder, make.HELDOUT)
+    return CutHeldOut(version=version, splits=sorted(splits), rows=len(ids), digest=digest)
 
 
 def _secrets(context: Context, config: CutConfig, ids: pa.Array) -> "CutSecrets | None":

@@ -72,6 +72,10 @@ def test_a_cut_says_how_it_came_about(harness: Harness) -> None:
     assert licences == {"mit": levels.count(0), "cc-by-4.0": levels.count(1), "unknown": levels.count(2)}
     [held] = manifest.evaluation_sets
     assert (held.name, held.questions, held.dropped) == ("held", 8, 0)
+    rows_held = [build(i).trajectory_id for i in range(0, 40, 5)]
+    assert manifest.heldout is not None
+    assert (manifest.heldout.version, manifest.heldout.splits, manifest.heldout.rows) == (1, ["heldout"], 8)
+    assert manifest.heldout.digest == harness.buffer.digest(sorted(rows_held))
 
 
 def test_rows_that_hold_a_question_of_an_evaluation_set_are_dropped(harness: Harness, tmp_path: Path) -> None:
@@ -97,7 +101,8 @@ def test_the_same_rules_on_the_same_version_give_the_same_bytes(harness: Harness
     for settings in (RULES, near):
         first, second = (made(harness, settings) for _ in range(2))
         names = sorted(path.name for path in first.path.iterdir())
-        assert names == ["cut.json", "dropped.parquet", "rows.parquet"]
+        held = ["heldout.parquet"] if settings is RULES else []
+        assert names == ["cut.json", "dropped.parquet", *held, "rows.parquet"]
         for name in names:
             assert (first.path / name).read_bytes() == (second.path / name).read_bytes()
         assert first.identity == second.identity
@@ -122,7 +127,8 @@ def test_a_cut_of_a_selection_takes_its_rows_alone(harness: Harness) -> None:
 def test_rows_that_changed_or_are_gone_are_named(harness: Harness, tmp_path: Path) -> None:
     folder = made(harness)
     assert verify(harness.buffer, folder).as_dict() == {
-        "identity": folder.identity, "rows": 10, "missing": [], "changed": [], "files": [], "beyond": [], "ok": True,
+        "identity": folder.identity, "rows": 10, "missing": [], "changed": [], "files": [], "beyond": [], "heldout": [],
+        "ok": True,
     }  # fmt: skip
     other = TrajectoryBuffer(tmp_path / "other")
     ids = folder.ids().to_pylist()

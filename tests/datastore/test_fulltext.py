@@ -1,6 +1,7 @@
 """Words in messages, calls and answers of tools: what is found, in SQL and rules too, and how the index is kept up."""
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -323,6 +324,32 @@ def test_a_killed_refresh_loses_nothing_and_two_at_once_agree(tmp_path: Path) ->
     assert len(buffer.text.ids("shared")) == 480
     assert buffer.text.lacking() == 0
     assert [len(buffer.text.ids(f"shard{shard}")) for shard in range(12)] == [40] * 12
+
+
+@pytest.mark.slow
+def test_kills_while_an_index_is_built_lose_what_was_not_committed_alone(tmp_path: Path) -> None:
+    """Real kills, a random time after a process has read one more file; what was committed is never read again."""
+    buffer, chance = TrajectoryBuffer(tmp_path), random.Random(0)
+    for shard in range(20):
+        rows = [said(shard * 40 + row, f"shard{shard} shared") for row in range(40)]
+        buffer.append(rows, stage="s", fingerprint=FP, shard=shard)
+    lacking, kills = buffer.text.lacking(), 0
+    while lacking:
+        with subprocess.Popen(
+            [sys.executable, "-c", READER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(chance.randint(1, 4)):
+                process.stdout.readline()
+            time.sleep(chance.uniform(0, 0.02))
+            process.kill()
+        kills += 1
+        before, lacking = lacking, TrajectoryBuffer(tmp_path).text.lacking()
+        assert lacking <= before
+        assert lacking % 40 == 0, "whole files"
+    assert kills > 4
+    assert len(buffer.text.ids("shared")) == 800
+    assert [len(buffer.text.ids(f"shard{shard}")) for shard in range(20)] == [40] * 20
 
 
 @pytest.mark.parametrize("version", range(5))

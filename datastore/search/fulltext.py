@@ -295,7 +295,7 @@ class FullText:
         """A new, empty index. The caller is alone."""
         tantivy = optional("tantivy", words.EXTRA)
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)  # a reader that polls it may have left tantivy's lock there
         fields = tantivy.SchemaBuilder().add_text_field(TEXT, tokenizer_name=ANALYZER, index_option="position")
         fields = fields.add_text_field(FILE, tokenizer_name="raw", index_option="basic")
         with _tantivy():

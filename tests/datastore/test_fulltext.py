@@ -270,6 +270,23 @@ def test_a_damaged_index_is_built_anew(buffer: TrajectoryBuffer, damage: str, re
     assert [path.name for path in folder.parent.glob("text-*/")] == [folder.name]
 
 
+def test_a_lock_that_another_reader_takes_as_the_folder_goes_is_no_fault(
+    buffer: TrajectoryBuffer, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer.text.refresh()
+    lock, remove = buffer.text.folder / ".tantivy-meta.lock", fulltext.shutil.rmtree
+
+    def removing(path: Path, ignore_errors: bool = False) -> None:
+        remove(path, ignore_errors=ignore_errors)
+        path.mkdir()
+        lock.touch()
+
+    monkeypatch.setattr(fulltext.shutil, "rmtree", removing)
+    (buffer.text.folder / "meta.json").unlink()
+    assert numbers(TrajectoryBuffer(buffer.store).text.ids("refund")) == [0, 1]
+    assert len(read) == 2
+
+
 def test_an_interrupted_refresh_goes_on_where_it_committed(
     buffer: TrajectoryBuffer, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

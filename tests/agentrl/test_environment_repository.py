@@ -2,9 +2,11 @@
 
 import json
 import re
+import shutil
 import subprocess
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,19 @@ def environment(clones: Path, **settings: Any) -> Repository:
     return Repository(RepositoryConfig(file=str(clones / "tasks.jsonl"), repositories=str(clones), **settings))
 
 
+@pytest.fixture(scope="module")
+def lean(clones: Path, tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """It pays shares. In its sandbox is pytest without the plugins that this interpreter has, which take most of a run;
+    what the right patch tells is known after the first attempt."""
+    packages = tmp_path_factory.mktemp("lean") / "packages"  # the folder above is its owner's alone
+    for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+        for file in distribution(name).files or []:
+            if ".." not in file.parts:  # programs stand outside
+                (packages / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(file.locate()), packages / file)
+    return environment(clones, reward="share", packages=[str(packages)])
+
+
 @pytest.fixture
 def task(clones: Path) -> Task:
     return environment(clones).tasks({"train": 1}, 0)["train"][0]
@@ -154,17 +169,15 @@ def test_the_expert_solves_the_issue(clones: Path, task: Task) -> None:
     assert not any("test_ten" in entry for entry in shown), "hidden tests stay hidden"
 
 
-def test_an_untouched_repository_passes_what_it_passed(clones: Path, task: Task) -> None:
-    _, score = attempt(environment(clones, reward="share"), task)
+def test_an_untouched_repository_passes_what_it_passed(lean: Repository, task: Task) -> None:
+    _, score = attempt(lean, task)
     assert (score.success, score.reward, score.state["forged"]) == (False, 0.0, False)
     assert {name for name, passed in score.state["tests"].items() if passed} == set(PASS)
 
 
-def test_a_change_that_breaks_another_test_is_no_solution(clones: Path, task: Task) -> None:
+def test_a_change_that_breaks_another_test_is_no_solution(lean: Repository, task: Task) -> None:
     broken = FIXED.replace(".title()", ".upper()")
-    _, score = attempt(
-        environment(clones, reward="share"), task, call("edit", path="src/shop/core.py", old="", new=broken)
-    )
+    _, score = attempt(lean, task, call("edit", path="src/shop/core.py", old="", new=broken))
     assert not score.success
     assert score.reward == 0.75, "all that failed, and three of the four that passed"
 
@@ -256,9 +269,9 @@ FORGED = ("makes all reports pass", "calls no test", "reads the checker and writ
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_nobody_is_paid_for_less_than_a_solution(clones: Path, task: Task, cheat: str) -> None:
+def test_nobody_is_paid_for_less_than_a_solution(lean: Repository, task: Task, cheat: str) -> None:
     edits = [call("edit", path=path, old="", new=text) for path, text in CHEATS[cheat].items()]
-    _, score = attempt(environment(clones, reward="share"), task, *edits)
+    _, score = attempt(lean, task, *edits)
     assert (score.success, score.reward) == (False, 0.0), score.state
     assert score.state["forged"] == (cheat in FORGED)
 

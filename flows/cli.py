@@ -2,6 +2,7 @@
 once, and every error ends in one line and an exit code."""
 
 import errno
+import functools
 import os
 import sys
 import tempfile
@@ -83,13 +84,18 @@ _FULL, _FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO), (errno
 """A disk that fails in the midst of the work, and one that was never to be written."""
 
 
+@functools.cache
+def _tree() -> Any:
+    """All commands. To build them takes longer than most of them, so a process does so once."""
+    return typer.main.get_command(app)
+
+
 def call(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code; see :mod:`agentrl.flows.commands._common` for what the codes mean."""
     before_import[:] = [say_once]
     try:
-        return int(
-            app(args=None if arguments is None else list(arguments), prog_name="agentrl", standalone_mode=False) or 0
-        )
+        given = None if arguments is None else list(arguments)
+        return int(_tree()(args=given, prog_name="agentrl", standalone_mode=False) or 0)
     except (KeyboardInterrupt, typer.Abort):
         return CANCELLED
     except BrokenPipeError:  # the program that reads our output has closed it

@@ -1,5 +1,6 @@
 """Descriptions of the stages of the library: inputs, outputs, config, and an example."""
 
+from functools import cache
 from typing import Any
 
 from rich.console import Console
@@ -53,20 +54,27 @@ def described(name: str) -> dict[str, Any]:
 def example(stage: Stage, uses: str) -> dict[str, Any]:
     """An example entry of a pipeline file: one of the library's if a pipeline there uses the stage, else a minimal
     one."""
-    for path in library_files().values():
-        try:
-            entries = parse(path.read_text(encoding="utf-8"), path).value.get("stages", {})
-        except SpecError:
-            continue
-        entries_found = [{name: entry} for name, entry in entries.items() if entry.get("uses") == uses]
-        if entries_found:
-            return entries_found[0]
+    for name, entry in _library_entries():
+        if entry.get("uses") == uses:
+            return {name: entry}
     inputs = {
         name: f"A_STAGE_THAT_MAKES_{handle.kind.upper()}" for name, handle in stage.inputs.items() if handle.required
     }
     required = stage.config.model_json_schema(by_alias=True).get("required", [])
     entry = {"uses": uses, "inputs": inputs, "with": dict.fromkeys(required, "...")}
     return {stage.name.rpartition(".")[2].replace(".", "_"): {key: value for key, value in entry.items() if value}}
+
+
+@cache
+def _library_entries() -> list[tuple[str, dict[str, Any]]]:
+    """The stages of the library's pipelines, as their files have them."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for path in library_files().values():
+        try:
+            found += parse(path.read_text(encoding="utf-8"), path).value.get("stages", {}).items()
+        except SpecError:
+            continue
+    return found
 
 
 def _inputs(stage: Stage) -> dict[str, str]:

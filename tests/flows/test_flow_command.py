@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from toy_project import Project
 
@@ -35,16 +36,23 @@ def agentrl(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False, **options)
 
 
+def here(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """A command in this process, which has imported what it needs."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = cli.call(arguments)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
 def ask(*arguments: str) -> str:
-    """What a command that runs no stage prints, in this process."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert cli.call(arguments) == 0
-    return printed.getvalue()
+    """What a command that runs no stage prints."""
+    done = here(*arguments)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
 
 
 def run(project: Project, *arguments: str, text: str = PIPELINE) -> "subprocess.CompletedProcess[str]":
     project.write(text)
-    return agentrl("run", "pipeline.yaml", "--no-prefect", *arguments)
+    return here("run", "pipeline.yaml", "--no-prefect", *arguments)
 
 
 def start(*arguments: str) -> "subprocess.Popen[str]":
@@ -81,7 +89,8 @@ def test_help_answers_at_once() -> None:
 
 
 def test_run_then_nothing_to_do(project: Project) -> None:
-    first = run(project)
+    project.write(PIPELINE)
+    first = agentrl("run", "pipeline.yaml", "--no-prefect")
     assert first.returncode == 0, first.stderr
     assert "3 stages ran, 0 were cached" in first.stdout
     code = (
@@ -156,7 +165,7 @@ def test_bad_input_is_code_2_and_writes_nothing(project: Project, arguments: lis
 def test_json_everywhere(project: Project) -> None:
     project.write(PIPELINE)
     assert json.loads(ask("validate", "pipeline.yaml", "--json"))["stages"] == ["a", "b", "c"]
-    bad = agentrl("validate", "pipeline.yaml", "--json", "--set", "stages.a.with.n=x")
+    bad = here("validate", "pipeline.yaml", "--json", "--set", "stages.a.with.n=x")
     assert bad.returncode == 2
     [problem] = json.loads(bad.stdout)["problems"]
     assert problem["key"] == "stages.a.with.n"
@@ -314,8 +323,10 @@ def test_a_killed_run_is_called_killed(project: Project) -> None:
         assert process.poll() is None
         time.sleep(0.1)
     time.sleep(0.5)
+    started = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
+    psutil.wait_procs(started, timeout=60)  # its guard ends them, and only then is the attempt nobody's
     record = json.loads(ask("show", "last", "--json"))
     assert record["state"] == "killed"
     assert record["stages"]["c"]["status"] == "killed"

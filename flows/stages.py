@@ -68,13 +68,13 @@ def example(stage: Stage, uses: str) -> dict[str, Any]:
 @cache
 def _library_entries() -> list[tuple[str, dict[str, Any]]]:
     """The stages of the library's pipelines, as their files have them."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    entries: list[tuple[str, dict[str, Any]]] = []
     for path in library_files().values():
         try:
-            found += parse(path.read_text(encoding="utf-8"), path).value.get("stages", {}).items()
+            entries += parse(path.read_text(encoding="utf-8"), path).value.get("stages", {}).items()
         except SpecError:
             continue
-    return found
+    return entries
 
 
 def _inputs(stage: Stage) -> dict[str, str]:

@@ -131,11 +131,10 @@ def lean(clones: Path, tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """It pays shares. In its sandbox is pytest without the plugins that this interpreter has, which take most of a run;
     what the right patch tells is known after the first attempt."""
     packages = tmp_path_factory.mktemp("lean") / "packages"  # the folder above is its owner's alone
-    for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-        for file in distribution(name).files or []:
-            if ".." not in file.parts:  # programs stand outside
-                (packages / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(str(file.locate()), packages / file)
+    needed = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
+    for file in (file for name in needed for file in distribution(name).files or [] if ".." not in file.parts):
+        (packages / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(str(file.locate()), packages / file)
     return environment(clones, reward="share", packages=[str(packages)])
 
 
@@ -270,8 +269,7 @@ FORGED = ("makes all reports pass", "calls no test", "reads the checker and writ
 
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_nobody_is_paid_for_less_than_a_solution(lean: Repository, task: Task, cheat: str) -> None:
-    edits = [call("edit", path=path, old="", new=text) for path, text in CHEATS[cheat].items()]
-    _, score = attempt(lean, task, *edits)
+    _, score = attempt(lean, task, *(call("edit", path=path, old="", new=text) for path, text in CHEATS[cheat].items()))
     assert (score.success, score.reward) == (False, 0.0), score.state
     assert score.state["forged"] == (cheat in FORGED)
 

@@ -10,6 +10,8 @@ VIEWERS ?= .venv-viewers
 EXTRAS_VENV ?= .venv-extras
 AGENTS ?= build/agents
 export HF_HUB_DISABLE_TELEMETRY = 1
+# each process would compile the checkout anew
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-scale-data bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer bench-cut clean
 
@@ -30,9 +32,10 @@ $(SMOLLM)/config.json: | $(VENV)/.run
 bench-real: $(VENV)/.dev $(SMOLLM)/config.json
 	$(BIN)/python benchmarks/real.py
 
-# a file stays in one process, so that what its tests share is made once
+# a file stays in one process, so that what its tests share is made once; tests/longest_first.txt says which begin. Three
+# processes for two cores, since some tests wait
 test: $(VENV)/.dev bubblewrap
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --durations=20
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20
 
 test-slow: $(VENV)/.dev bubblewrap
 	$(BIN)/pytest -m "slow and not vllm"

@@ -78,6 +78,11 @@ def test_an_import_brings_nothing_that_it_does_not_need(module: str, absent: tup
     assert done.returncode == 0, done.stderr
 
 
+def test_the_longest_test_modules_are_there() -> None:
+    names = (ROOT / "tests/longest_first.txt").read_text().split()
+    assert [name for name in names if not (ROOT / "tests" / name).exists()] == []
+
+
 def test_test_modules_have_names_of_their_own() -> None:
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, number in names.items() if number > 1] == [], "pytest imports them by these"

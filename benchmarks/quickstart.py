@@ -95,13 +95,16 @@ def busy() -> float:
     return float(times.user + times.system + times.nice)
 
 
-def run(seed: int, store: str, pipeline: str = "quickstart", policies: Sequence[str] = EVALUATIONS) -> Run:
-    """One run of a pipeline file, and the metrics of the evaluation of each of its ``policies``."""
-    command = [sys.executable, "-m", "agentrl.flows.cli", "run", pipeline, "--jobs", "2", "--store", store, "--set"]
+def run(
+    seed: int, store: str, pipeline: str = "quickstart", policies: Sequence[str] = EVALUATIONS, more: Sequence[str] = ()
+) -> Run:
+    """One run of a pipeline file, with ``more`` options, and the metrics of the evaluation of each of its
+    ``policies``."""
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", pipeline, "--jobs", "2", "--store", store, *more]
     started, before, peak = time.monotonic(), busy(), 0.0
     log = Path(store).with_suffix(".log")
     with log.open("w") as out:
-        child = psutil.Popen([*command, f"seed={seed}"], cwd=ROOT, stdout=out, stderr=out)
+        child = psutil.Popen([*command, "--set", f"seed={seed}"], cwd=ROOT, stdout=out, stderr=out)
         while (ended := os.wait4(child.pid, os.WNOHANG))[0] == 0:
             peak = max(peak, memory_of(child))
             time.sleep(0.2)

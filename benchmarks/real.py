@@ -1,26 +1,45 @@
 """A real small model with three seeds, each in a fresh store: what DPO and GRPO add, greedily, to the control
 for sharpening of the policy that they start from, its best temperature, chosen on dev tasks.
 
-make bench-real                          # after make smollm; hours of processor time
+make bench-real                          # after make smollm; hours of processor time, minutes of a GPU
 SEEDS="0" FILES="chain_sum" python benchmarks/real.py
+TUNE=1 ...                               # choose each arm's rate first, on dev tasks of a seed that is not measured
+PROFILE=lora ...                         # adapters of low rank
+BESIDE=9 JOBS=3 ...                      # runs at once, and stages of each at once: on a GPU
 CHECK=1 ...                              # exit code 1 if a target is missed
 
 A line for each figure, with its target and `met` or `MISSED`.
 """
 
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from quickstart import ROOT, run
+import psutil
+from quickstart import ROOT, Run, run
+from ruamel.yaml import YAML
+
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.flows.api.run import stage_result
 
 FILES = os.environ.get("FILES", "chain_sum math_tools words_smollm").split()
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "0 1 2").split()]
+TUNED_ON = 10
+"""The seed on whose dev tasks rates are chosen."""
+RATES = [1 / 3, 1.0, 3.0]
+"""Times the rate of the file."""
+PROFILE = os.environ.get("PROFILE", "")
+BESIDE, JOBS = int(os.environ.get("BESIDE", "1")), os.environ.get("JOBS", "2")
 LEARNED = ["longer", "rejected", "dpo", "grpo"]
 FIRST = {"chain_sum": "shots", "math_tools": "base", "words_smollm": "base"}
 BY_REWARD = ["dpo", "grpo"]
+AMONG = [("rejected", "longer"), ("grpo", "longer"), ("grpo", "rejected"), ("dpo", "rejected")]
 P, HOURS, FAMILIES = 0.05, 4.0, 2
 
 Outcomes = Mapping[str, bool]
@@ -28,9 +47,6 @@ Outcomes = Mapping[str, bool]
 
 def outcomes(store: str, stage: str, decoding: str) -> Outcomes:
     """Whether each held-out task was solved, by its id."""
-    from agentrl.datastore.artifacts.catalog import Catalog
-    from agentrl.flows.api.run import stage_result
-
     table = stage_result(Catalog(store), stage).output("trajectories").table(["task_id", "tags", "success"])  # type: ignore[attr-defined]
     return {row["task_id"]: bool(row["success"]) for row in table.to_pylist() if decoding in row["tags"]}
 
@@ -48,44 +64,128 @@ def line(text: str, met: bool) -> bool:
     return met
 
 
-def family(name: str) -> bool:
-    """Run all seeds of a pipeline file; returns whether rewards add something in it."""
+def stages_of(name: str) -> dict[str, Any]:
+    """The stages of a pipeline file, with what :data:`PROFILE` changes."""
+    document = YAML(typ="safe").load(ROOT / "pipelines" / "specs" / "real" / f"{name}.yaml")
+    stages: dict[str, Any] = document["stages"]
+    if PROFILE:
+        for stage, change in document["profiles"][PROFILE]["stages"].items():
+            stages[stage]["with"]["optimizer"] |= change["with"]["optimizer"]
+    return stages
+
+
+def rates_on_dev(name: str) -> dict[str, float]:
+    """The rate of each arm that solves most dev tasks of :data:`TUNED_ON` greedily; of several, the lowest."""
+    stages = stages_of(name)
+    tried = {}
+    for arm in LEARNED:
+        rate = stages[arm]["with"]["optimizer"]["lr"]
+        evaluation = {**stages[f"eval_{arm}"], "inputs": {"tasks": "tasks.dev"}}
+        for number, factor in enumerate(RATES):
+            changed_rate = {**stages[arm]["with"]["optimizer"], "lr": float(f"{rate * factor:.2g}")}
+            trial = f"{arm}{number}"
+            tried[trial] = arm, changed_rate["lr"]
+            stages[trial] = {**stages[arm], "with": {**stages[arm]["with"], "optimizer": changed_rate}}
+            stages[f"eval_{trial}"] = {**evaluation, "inputs": {"tasks": "tasks.dev", "model": trial}}
+    needed = [stage for stage in stages if not stage.startswith(("probe_", "report", "eval_", "few", "shots"))]
+    kept = [*(stage for stage in needed if stage not in LEARNED), *(f"eval_{trial}" for trial in tried)]
+    with TemporaryDirectory(prefix=f"agentrl-{name}-") as folder:
+        path = ROOT / "build" / f"tuned-{name}{PROFILE}.yaml"
+        document = {"name": f"tuned_{name}", "seed": 0, "execution": {"env": {"OMP_NUM_THREADS": "1"}}}
+        with path.open("w") as file:
+            YAML(typ="safe").dump(document | {"stages": {stage: stages[stage] for stage in kept}}, file)
+        done = run(TUNED_ON, f"{folder}/store", str(path), list(tried), ["--jobs", JOBS])
+        path.unlink()
+    chosen: dict[str, tuple[float, float]] = {}
+    for trial, (arm, rate) in tried.items():
+        greedy = done.metrics[trial]["greedy"]
+        sampled = done.metrics[trial]["success"]
+        print(f"{name}, dev tasks of seed {TUNED_ON}, {arm} at {rate:g}: {greedy:.3f} greedily, {sampled:.3f} at 1")
+        if arm not in chosen or greedy > chosen[arm][0]:
+            chosen[arm] = greedy, rate
+    rates = {arm: rate for arm, (_, rate) in chosen.items()}
+    print(f"{name}: rates chosen on dev tasks: {rates}; {done.wall_s:.0f} s by the clock", flush=True)
+    return rates
+
+
+def measured(name: str, seed: int, tuned: "Future[dict[str, float]] | None") -> tuple[Run, dict[str, Outcomes]]:
+    """A run of a pipeline file, and the outcome of each held-out task: greedily for each policy, and for ``control``,
+    which is warm's."""
+    measures = [FIRST[name], "warm", *LEARNED]
+    probes = [f"probe_{FIRST[name]}", "probe_warm"] if seed == SEEDS[0] else []
+    more = ["--jobs", JOBS, *(["--profile", PROFILE] if PROFILE else [])]
+    for stage in [*(f"eval_{policy}" for policy in measures), *probes]:
+        more += ["--until", stage]
+    for arm, rate in tuned.result().items() if tuned else []:
+        more += ["--set", f"stages.{arm}.with.optimizer.lr={rate:g}"]
+    with TemporaryDirectory(prefix=f"agentrl-{name}-") as folder:
+        store = f"{folder}/store"
+        done = run(seed, store, f"real/{name}", measures, more)
+        at = done.metrics["warm"]["control_temperature"]
+        solved = {arm: outcomes(store, f"eval_{arm}", "greedy") for arm in LEARNED}
+        for probe in probes:
+            passes = stage_result(Catalog(store), probe).metrics
+            print(f"{name}, seed {seed}, {probe}: pass@64 {passes['pass@64']:.3f} of {passes['n_tasks']} dev tasks")
+        solved["control"] = outcomes(store, "eval_warm", {0.0: "greedy", 1.0: "sampled"}.get(at, "control"))
+    for arm, metrics in done.metrics.items():
+        kept = ("success", "greedy", "control", "control_temperature")
+        shown = {key: round(metrics[key], 3) for key in kept if key in metrics}
+        print(f"{name}, seed {seed}, {arm}: {shown}", flush=True)
+    return done, solved
+
+
+def judge(name: str, runs: list[tuple[Run, dict[str, Outcomes]]]) -> bool:
+    """What the arms of all seeds together add; returns whether rewards add something."""
     from agentrl.statistics.paired import mcnemar
 
-    pooled = {arm: [0, 0] for arm in LEARNED}
-    hours = 0.0
-    for seed in SEEDS:
-        with TemporaryDirectory(prefix=f"agentrl-{name}-") as store:
-            done = run(seed, store, f"real/{name}", [FIRST[name], "warm", *LEARNED])
-            hours += done.cpu_s / 3600
-            at = done.metrics["warm"]["control_temperature"]
-            control = outcomes(store, "eval_warm", {0.0: "greedy", 1.0: "sampled"}.get(at, "control"))
-            for arm, metrics in done.metrics.items():
-                shown = {
-                    key: metrics[key]
-                    for key in ("success", "greedy", "control", "control_temperature")
-                    if key in metrics
-                }
-                print(f"{name}, seed {seed}, {arm}: {shown}", flush=True)
-            for arm in LEARNED:
-                for position, number in enumerate(changed(control, outcomes(store, f"eval_{arm}", "greedy"))):
-                    pooled[arm][position] += number
+    def pooled(before: str, after: str) -> tuple[int, int, str]:
+        both = [changed(solved[before], solved[after]) for _, solved in runs]
+        gained, lost = sum(one[0] for one in both), sum(one[1] for one in both)
+        tasks = sum(len(solved[before]) for _, solved in runs)
+        return gained, lost, f"{gained} gained, {lost} lost of {tasks}, p {mcnemar(gained, lost):.2g}"
+
     adds = False
-    for arm, (gained, lost) in pooled.items():
-        p = mcnemar(gained, lost)
-        text = f"{name}: {arm}, greedy over the control of warm: {gained} gained, {lost} lost, p {p:.2g}"
+    for arm in LEARNED:
+        gained, lost, said = pooled("control", arm)
+        text = f"{name}: {arm}, greedy over the control of warm: {said}"
         if arm in BY_REWARD:
-            adds |= line(f"{text}, target p < {P}", gained > lost and p < P)
+            adds |= line(f"{text}, target p < {P}", gained > lost and mcnemar(gained, lost) < P)
         else:
             print(text, flush=True)
-    line(f"{name}: {hours:.2f} CPU hours, target at most {HOURS:g}", hours <= HOURS)
+    for after, before in AMONG:
+        print(f"{name}: {after} over {before}, both greedy: {pooled(before, after)[2]}", flush=True)
+    hours = sum(done.cpu_s for done, _ in runs) / 3600
+    wall = max(done.wall_s for done, _ in runs)
+    line(f"{name}: {hours:.2f} CPU hours, target at most {HOURS:g}; the longest run {wall:.0f} s", hours <= HOURS)
     return adds
 
 
+def judged() -> Iterator[bool]:
+    """Whether rewards add something, for each file whose runs all ended well; what failed is printed."""
+    with ThreadPoolExecutor(BESIDE) as pool:
+        tuned = {name: pool.submit(rates_on_dev, name) for name in FILES if os.environ.get("TUNE") == "1"}
+        runs = {name: [pool.submit(measured, name, seed, tuned.get(name)) for seed in SEEDS] for name in FILES}
+        for name, seeds in runs.items():
+            if failed := [str(error) for one in seeds if (error := one.exception())]:
+                print(f"{name}: {len(failed)} of {len(seeds)} runs failed: {failed[0]}", flush=True)
+            ended = [one.result() for one in seeds if not one.exception()]
+            yield bool(ended) and judge(name, ended) and not failed
+
+
+def end_runs(*_: object) -> None:
+    """End the runs under way too: their workers would go on, and hold a GPU's memory."""
+    for child in psutil.Process().children():
+        child.terminate()
+    os._exit(128 + signal.SIGTERM)
+
+
 def main() -> int:
+    signal.signal(signal.SIGTERM, end_runs)
     if not (ROOT / "build" / "smollm" / "config.json").is_file():
         raise SystemExit("there is no build/smollm; make smollm")
-    matches = [family(name) for name in FILES]
+    started = time.monotonic()
+    matches = list(judged())
+    print(f"{time.monotonic() - started:.0f} s in all")
     enough = line(
         f"families in which DPO or GRPO adds: {sum(matches)} of {len(matches)}, target {FAMILIES}",
         sum(matches) >= FAMILIES,

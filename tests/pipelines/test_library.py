@@ -11,9 +11,11 @@ import yaml
 
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.environments import load_environment
 from agentrl.pipelines.file.document import LIBRARY
 from agentrl.pipelines.file.load import load
 from agentrl.pipelines.plan.plan import Status, make_plan
+from agentrl.pipelines.stages.tasks import GenerateConfig
 from benchmarks.smallest import smallest
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +36,17 @@ def test_every_policy_is_measured_with_the_control_for_sharpening() -> None:
     ]
     assert len(evaluations) > 70
     assert [where for where, inputs in evaluations if inputs.get("dev") != "tasks.dev"] == []
+
+
+@pytest.mark.parametrize("path", sorted((LIBRARY / "real").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_family_has_the_tasks_that_a_file_for_a_real_model_asks_for(path: Path) -> None:
+    """With the seeds of `make bench-real`: a model of half a GB is loaded only after that."""
+    config = GenerateConfig.model_validate(yaml.safe_load(path.read_text())["stages"]["tasks"]["with"])
+    sizes = {"train": config.train, "dev": config.dev, "heldout": config.heldout}
+    environment = load_environment(str(config.env))
+    for seed in (0, 1, 2, 10):
+        tasks = environment.tasks(sizes, seed)
+        assert {split: len(rows) for split, rows in tasks.items()} == sizes
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,6 +7,7 @@ killed.
 """
 
 import contextlib
+import gc
 import os
 import pickle
 import queue
@@ -37,9 +38,6 @@ OnProgress = Callable[[str, int, int | None, Mapping[str, float | int | str]], N
 
 OnWait = Callable[[str, str], None]
 """Called with the stage's name and a text that names the run it waits for; the text is empty once the wait is over."""
-
-"""The folder of our packages. It comes first on a worker's path, so that no module of the user's replaces one of
-ours."""
 
 POLL_S = 0.1
 GRACE_S = 2.0
@@ -271,7 +269,17 @@ def main() -> None:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         printed.written()
+        _free_gpus()
         connection.send_bytes(pickle.dumps(("result", result)))
+
+
+def _free_gpus() -> None:
+    """Give back the memory of GPUs that the stage no longer uses: torch keeps it, and this process waits for the next
+    stage beside others that compute."""
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _hide_secrets(config: "BaseModel") -> None:

@@ -140,14 +140,14 @@ def judge(name: str, runs: list[tuple[Run, dict[str, Outcomes]]]) -> bool:
 
     def pooled(before: str, after: str) -> tuple[int, int, str]:
         both = [changed(solved[before], solved[after]) for _, solved in runs]
-        gained, lost = sum(one[0] for one in both), sum(one[1] for one in both)
+        gained, lost = sum(pair[0] for pair in both), sum(pair[1] for pair in both)
         tasks = sum(len(solved[before]) for _, solved in runs)
         return gained, lost, f"{gained} gained, {lost} lost of {tasks}, p {mcnemar(gained, lost):.2g}"
 
     adds = False
     for arm in LEARNED:
-        gained, lost, said = pooled("control", arm)
-        text = f"{name}: {arm}, greedy over the control of warm: {said}"
+        gained, lost, counts = pooled("control", arm)
+        text = f"{name}: {arm}, greedy over the control of warm: {counts}"
         if arm in BY_REWARD:
             adds |= line(f"{text}, target p < {P}", gained > lost and mcnemar(gained, lost) < P)
         else:
@@ -166,9 +166,9 @@ def judged() -> Iterator[bool]:
         tuned = {name: pool.submit(rates_on_dev, name) for name in FILES if os.environ.get("TUNE") == "1"}
         runs = {name: [pool.submit(measured, name, seed, tuned.get(name)) for seed in SEEDS] for name in FILES}
         for name, seeds in runs.items():
-            if failed := [str(error) for one in seeds if (error := one.exception())]:
+            if failed := [str(error) for seed in seeds if (error := seed.exception())]:
                 print(f"{name}: {len(failed)} of {len(seeds)} runs failed: {failed[0]}", flush=True)
-            ended = [one.result() for one in seeds if not one.exception()]
+            ended = [seed.result() for seed in seeds if not seed.exception()]
             yield bool(ended) and judge(name, ended) and not failed
 
 

@@ -21,16 +21,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What ``agentrl run`` makes of ``small.yaml``, a second run with other rules, strange rows, a search
     index. The file lies beside the store, so that the viewer plans it."""
     folder = tmp_path_factory.mktemp("viewer")
-    place = str(folder / "store")
+    path = str(folder / "store")
     shutil.copy(Path(__file__).parent / "small.yaml", folder)
     rules = "stages.curated.with.rules=[{rule: filter, where: success}]"
     for more in (["--jobs", "2"], ["--until", "curated", "--set", rules]):
-        command = [sys.executable, "-m", "agentrl.flows.cli", "run", "small.yaml", "--store", place, *more]
+        command = [sys.executable, "-m", "agentrl.flows.cli", "run", "small.yaml", "--store", path, *more]
         done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False, cwd=folder)
         assert done.returncode == 0, done.stdout + done.stderr
-    append_strange_rows(place)
-    SearchIndex(TrajectoryBuffer(place)).refresh()
-    return place
+    append_strange_rows(path)
+    SearchIndex(TrajectoryBuffer(path)).refresh()
+    return path
 
 
 @pytest.fixture

@@ -60,8 +60,8 @@ HUGE = "a line of a very long answer\n" * 10_000
 def append_strange_rows(store: str) -> None:
     """Appends the rows of this module to a store that has rows with tokens."""
     buffer = TrajectoryBuffer(store)
-    found = buffer.sql("select trajectory_id from trajectories where stage = 'grpo' order by trajectory_id limit 1")
-    sampled = buffer.get(found["trajectory_id"][0])
+    rows = buffer.sql("select trajectory_id from trajectories where stage = 'grpo' order by trajectory_id limit 1")
+    sampled = buffer.get(rows["trajectory_id"][0])
     plain = [_plain(number, payload) for number, payload in enumerate(PAYLOADS)]
     rows = [*plain, _signs(), _huge(), _long(sampled), _breach(sampled)]
     buffer.append(rows, stage="strange", fingerprint="57a46e")
@@ -74,7 +74,7 @@ def _publish_strange_artifact(store: str, rows: list[Trajectory]) -> None:
     ids = [row.trajectory_id for row in rows]
     dropped = [{"trajectory_id": name, "rule": rule} for name, rule in zip(ids, PAYLOADS, strict=True)]
     levels = [
-        {"rule": one, "before": 30 - n, "after": 29 - n, "dropped_examples": []} for n, one in enumerate(PAYLOADS)
+        {"rule": rule, "before": 30 - n, "after": 29 - n, "dropped_examples": []} for n, rule in enumerate(PAYLOADS)
     ]
     nodes = [
         SearchNode(
@@ -102,9 +102,9 @@ def _publish_strange_artifact(store: str, rows: list[Trajectory]) -> None:
         pair |= {f"{side}_ids": [1, 2], f"{side}_mask": [False, True]}
     pairs = [
         pair
-        | dict.fromkeys(("pair_id", "task_id", "method", "tokenizer"), one)
+        | dict.fromkeys(("pair_id", "task_id", "method", "tokenizer"), payload)
         | {"chosen_id": name, "rejected_id": name}
-        for one, name in zip(PAYLOADS, ids, strict=True)
+        for payload, name in zip(PAYLOADS, ids, strict=True)
     ]
     tables = {
         "dropped": pa.Table.from_pylist(dropped, schema=DROPPED_SCHEMA),
@@ -188,10 +188,10 @@ def _long(sampled: Trajectory) -> Trajectory:
     times = LONG // sampled.n_tokens
     shift = [n * sampled.n_tokens for n in range(times)]
     messages = [
-        one.model_copy(update={"token_start": one.token_start + by, "token_end": one.token_end + by})
+        message.model_copy(update={"token_start": message.token_start + by, "token_end": message.token_end + by})
         for by in shift
-        for one in sampled.messages
-        if one.token_start is not None and one.token_end is not None
+        for message in sampled.messages
+        if message.token_start is not None and message.token_end is not None
     ]
     spans = [Span(version=n % 4, start=by, end=by + sampled.n_tokens) for n, by in enumerate(shift)]
     counts = {

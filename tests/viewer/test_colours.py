@@ -34,8 +34,8 @@ TO_LAB = np.array(
 def colours(theme: str) -> dict[str, np.ndarray]:
     """Linear sRGB of each custom property that is a colour, in a theme."""
     text = (VENDOR.parent / "theme.css").read_text()
-    found = re.findall(r"--([\w-]+): light-dark\(oklch\(([^)]*)\), oklch\(([^)]*)\)\);", text)
-    return {name: linear(light if theme == "light" else dark) for name, light, dark in found}
+    colours = re.findall(r"--([\w-]+): light-dark\(oklch\(([^)]*)\), oklch\(([^)]*)\)\);", text)
+    return {name: linear(light if theme == "light" else dark) for name, light, dark in colours}
 
 
 def linear(oklch: str) -> np.ndarray:
@@ -48,9 +48,9 @@ def lab(rgb: np.ndarray, vision: str) -> np.ndarray:
     return TO_LAB @ np.cbrt(TO_LMS @ np.clip(np.array(VISIONS[vision]) @ rgb, 0, 1))
 
 
-def contrast(one: np.ndarray, other: np.ndarray) -> float:
+def contrast(first: np.ndarray, other: np.ndarray) -> float:
     """As WCAG 2 computes it."""
-    low, high = sorted(float(rgb @ [0.2126, 0.7152, 0.0722]) for rgb in (one, other))
+    low, high = sorted(float(rgb @ [0.2126, 0.7152, 0.0722]) for rgb in (first, other))
     return (high + 0.05) / (low + 0.05)
 
 
@@ -66,15 +66,15 @@ def test_colours_that_differ_in_meaning_are_seen_to_differ(theme: str, vision: s
     """Distances in OKLab; 0.02 is about what one notices side by side."""
     seen = {name: lab(rgb, vision) for name, rgb in colours(theme).items()}
 
-    def apart(one: str, other: str) -> float:
-        return float(np.linalg.norm(seen[one] - seen[other]))
+    def apart(first: str, other: str) -> float:
+        return float(np.linalg.norm(seen[first] - seen[other]))
 
     ramps = (
         ["heat-1", "heat-2", "heat-3", "heat-4", "heat-5"],
         *([f"{sign}-{n}" for n in range(1, 5)] for sign in ("minus", "plus")),
     )
     for ramp in ramps:
-        assert all(apart(one, other) > 0.02 for one, other in pairwise(ramp)), ramp
+        assert all(apart(first, other) > 0.02 for first, other in pairwise(ramp)), ramp
         steps = [seen[name][0] for name in ramp]
         assert steps == sorted(steps, reverse=theme == "light"), ramp  # lightness alone tells the order
     for n in (2, 3, 4):
@@ -91,4 +91,4 @@ def test_text_stands_out_from_what_is_behind_it(theme: str) -> None:
     behind = ["paper", "chosen", "raised", *(name for name in seen if re.match(r"heat|plus|minus|kind|trained", name))]
     assert min(contrast(seen["ink"], seen[name]) for name in behind) >= 4.5
     for name in ("accent", "good", "bad", "waits"):
-        assert min(contrast(seen[name], seen[place]) for place in ("paper", "chosen", "raised")) >= 4.5, name
+        assert min(contrast(seen[name], seen[ground]) for ground in ("paper", "chosen", "raised")) >= 4.5, name

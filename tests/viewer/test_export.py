@@ -60,10 +60,10 @@ def test_pages_of_a_file_are_accessible_without_a_network(alone: Watched) -> Non
 
 def test_a_file_says_what_it_holds(alone: Watched, store: str) -> None:
     page = alone.open("/", ".facts")
-    said = page.inner_text(".facts")
-    assert "39: trajectory_id, episode_id" in said
-    assert "by 1 pattern" in said
-    assert f"version of the buffer\t{StoreReader(store).tables.newest()}" in said
+    facts = page.inner_text(".facts")
+    assert "39: trajectory_id, episode_id" in facts
+    assert "by 1 pattern" in facts
+    assert f"version of the buffer\t{StoreReader(store).tables.newest()}" in facts
     page.get_by_role("link", name="Look at the rows").click()
     page.wait_for_selector(".grid a")
     assert page.title() == "buffer · agentrl"
@@ -128,10 +128,10 @@ def test_a_file_has_no_links_to_pages_of_a_store(alone: Watched) -> None:
         page = alone.open(f"/row/{name}", ".ribbon")
         until(page, f"document.querySelector('h1').textContent === '{name}'")
         links = page.eval_on_selector_all("a[href]", "all => all.map((one) => one.getAttribute('href'))")
-        inside = [one for one in links if one.startswith("#/")]
+        inside = [link for link in links if link.startswith("#/")]
         assert inside
-        assert [one for one in inside if one.split("?")[0].split("/")[1] not in ("", "buffer", "row", "task")] == []
-        assert [one for one in inside if "among=" in one] == []
+        assert [link for link in inside if link.split("?")[0].split("/")[1] not in ("", "buffer", "row", "task")] == []
+        assert [link for link in inside if "among=" in link] == []
 
 
 def test_lenses_keys_and_attempts_work_in_a_file(alone: Watched) -> None:

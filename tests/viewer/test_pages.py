@@ -35,8 +35,8 @@ LAID_OUT = "document.fonts.ready.then(() => new Promise((done) => requestAnimati
 def named(seen: Watched, path: str) -> str:
     """A path with the names of artifacts that this store has."""
     if "SEARCH" in path:
-        found = seen.ask("/api/search-trees")
-        path = path.replace("SEARCHED", found["tasks"][0]["task_id"]).replace("SEARCH", found["artifact"])
+        trees = seen.ask("/api/search-trees")
+        path = path.replace("SEARCHED", trees["tasks"][0]["task_id"]).replace("SEARCH", trees["artifact"])
     if "CURATED" in path:
         path = path.replace("CURATED", seen.ask("/api/curation")["funnels"][0]["artifact"])
     return path
@@ -228,7 +228,7 @@ def test_characters_that_nobody_sees_are_shown(seen: Watched) -> None:
     page = seen.open("/", ".better")
     hidden = ["\ufeff", "\ufe00", "\u2800", "\U000e0100", "\U000e01ef", "\U0001d173", "\U0001bca0", "\u200b"]
     shown = page.evaluate("async (all) => all.map((await import('/static/text.js')).visible)", hidden)
-    assert shown == [f"⟦U+{ord(one):04X}⟧" for one in hidden]
+    assert shown == [f"⟦U+{ord(character):04X}⟧" for character in hidden]
     assert page.evaluate("async () => (await import('/static/text.js')).visible('❤️ 👩‍🚀 é')") == "❤️ 👩‍🚀 é"
 
 
@@ -273,7 +273,7 @@ def test_what_learned_from_a_row_is_named_in_its_ribbon(seen: Watched) -> None:
     assert "grpo/" in told.partition("this row")[2]
     prefix = page.inner_text("h1").rpartition("-")[0]
     lineages = ((name, seen.ask(f"/api/rows/{name}")["lineage"]) for name in (f"{prefix}-{n:06d}" for n in range(64)))
-    trained = next(name for name, lineage in lineages if any(one["steps"] for one in lineage["learned_by"]))
+    trained = next(name for name, lineage in lineages if any(run["steps"] for run in lineage["learned_by"]))
     page = seen.open(f"/row/{trained}?lens=weight", ".legend")
     until(page, "document.querySelector('.legend').textContent.includes('by grpo/')")
     page.get_by_role("radio", name="log-prob", exact=True).check()

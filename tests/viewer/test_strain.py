@@ -55,8 +55,8 @@ PAGES = {
 
 
 def test_a_message_of_50_mb_opens_and_the_page_still_answers(browser: Any, store: str, tmp_path: Path) -> None:
-    place = tmp_path / "store"
-    shutil.copytree(store, place)
+    path = tmp_path / "store"
+    shutil.copytree(store, path)
     line = "a line of the answer of a tool that read a whole disk\n"
     huge = line * (MEGABYTES * 10**6 // len(line))
     messages = [
@@ -69,8 +69,8 @@ def test_a_message_of_50_mb_opens_and_the_page_still_answers(browser: Any, store
         trajectory_id="giant", episode_id="giant", task_id="giant", source="file", env="none", split="train",
         prompt="read it", messages=messages, **outcome,
     )  # fmt: skip
-    TrajectoryBuffer(place).append([row], stage="giant", fingerprint="9" * 32)
-    with serving(str(place)) as url, window(browser, url) as seen:
+    TrajectoryBuffer(path).append([row], stage="giant", fingerprint="9" * 32)
+    with serving(str(path)) as url, window(browser, url) as seen:
         seen.page.context.add_init_script(LONG_TASKS)
         page = seen.open("/row/giant?lens=text", ".turn.tool .content")
         until(page, "document.querySelectorAll('.turn').length === 3")
@@ -127,7 +127,7 @@ def test_a_token_in_the_address_becomes_a_cookie(browser: Any, store: str) -> No
             page.evaluate(LISTEN)
             until(page, "window.heard?.includes('version')")
             seen.open("/#token=wrong", "h1")  # the cookie still counts
-            assert [one for one in seen.console if "401" not in one] == []
+            assert [line for line in seen.console if "401" not in line] == []
             seen.console.clear()
 
 

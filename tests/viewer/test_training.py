@@ -117,9 +117,9 @@ def test_a_step_is_replayed_beside_what_was_recorded(browser: Any, store: str) -
 @pytest.fixture
 def copied(store: str, tmp_path: Path) -> str:
     """A copy of the store, in which a run of this process trains."""
-    place = tmp_path / "store"
-    shutil.copytree(store, place)
-    return str(place)
+    path = tmp_path / "store"
+    shutil.copytree(store, path)
+    return str(path)
 
 
 class Training:
@@ -164,12 +164,12 @@ def test_a_stage_at_work_is_drawn_as_it_goes_on(browser: Any, copied: str) -> No
         assert page.locator(".chart").count() == 40
         told(page, 2)
         asked: list[str] = []
-        page.on("request", lambda one: asked.append(one.url) if "/api/" in one.url else None)
+        page.on("request", lambda request: asked.append(request.url) if "/api/" in request.url else None)
         training.step()
         told(page, 3)
         training.step(5)
         told(page, 8)
-        assert all("/api/live/lines" in one and "cursor=0" not in one for one in asked), asked
+        assert all("/api/live/lines" in url and "cursor=0" not in url for url in asked), asked
         assert len(asked) <= 6
         # a hidden tab asks for nothing, and catches up
         page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
@@ -243,7 +243,7 @@ def test_pages_go_on_when_the_server_begins_again(browser: Any, copied: str) -> 
         told(page, 3)
         page.wait_for_selector("text=the server does not answer", state="detached")
         assert all(
-            "ERR_CONNECTION_REFUSED" in one or "ERR_INCOMPLETE" in one or "ERR_EMPTY" in one for one in seen.console
+            "ERR_CONNECTION_REFUSED" in line or "ERR_INCOMPLETE" in line or "ERR_EMPTY" in line for line in seen.console
         )
         seen.console.clear()
         opened.__exit__(None, None, None)
@@ -321,9 +321,9 @@ def test_payloads_in_answers_about_training_runs_and_the_doctor_are_text(seen: W
         assert page.evaluate("document.body.textContent").count(payload) >= 6
         seen.open("/doctor?run=x&at=3", ".finding dd a")
         assert page.evaluate("document.body.textContent").count(payload) >= 6
-        step, row, rows = (one.get_attribute("href") or "" for one in page.locator(".finding dd a").all())
+        step, row, rows = (link.get_attribute("href") or "" for link in page.locator(".finding dd a").all())
         assert ("step=1" in step, "t=1&lens=mask" in row, rows.startswith("/buffer?filter=")) == (True, True, True)
-        assert all("at=3" in one for one in (step, row, rows))
+        assert all("at=3" in link for link in (step, row, rows))
         seen.open("/training", ".chart b")
         assert page.evaluate("document.body.textContent").count(payload) >= 4
         seen.check()
@@ -336,7 +336,7 @@ def test_pages_of_a_new_store_name_the_command_that_fills_them(browser: Any, tmp
             command = page.text_content(".page code >> nth=0")
             assert command.startswith("agentrl run"), path
             assert command.endswith(f" --store {tmp_path}"), path
-        assert all("404" in one for one in seen.console)  # there is no buffer, the browser says by itself
+        assert all("404" in line for line in seen.console)  # there is no buffer, the browser says by itself
         seen.console.clear()
 
 

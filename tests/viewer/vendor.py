@@ -36,9 +36,9 @@ def fetch(record: dict[str, str]) -> bytes:
     url = f"https://registry.npmjs.org/{package}/-/{package.rpartition('/')[2]}-{version}.tgz"
     with urllib.request.urlopen(url) as answer:
         tarball = answer.read()
-    found = "sha512-" + base64.b64encode(hashlib.sha512(tarball).digest()).decode()
-    if found != record["integrity"]:
-        raise ValueError(f"{url} has {found}, and vendor.json pins {record['integrity']}")
+    integrity = "sha512-" + base64.b64encode(hashlib.sha512(tarball).digest()).decode()
+    if integrity != record["integrity"]:
+        raise ValueError(f"{url} has {integrity}, and vendor.json pins {record['integrity']}")
     with tarfile.open(fileobj=io.BytesIO(tarball)) as files:
         member = files.extractfile(f"package/{record['from']}")
         assert member is not None

@@ -41,10 +41,10 @@ class Watched:
         self.page.evaluate("scrollTo(0, 0)")
         self.page.evaluate((NODE_MODULES / "axe-core/axe.min.js").read_text())
         rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-        found = self.page.evaluate(f"axe.run({{runOnly: {rules}}})")
+        results = self.page.evaluate(f"axe.run({{runOnly: {rules}}})")
         return [
-            (one["id"], [(node["html"], node["failureSummary"]) for node in one["nodes"][:3]])
-            for one in found["violations"]
+            (violation["id"], [(node["html"], node["failureSummary"]) for node in violation["nodes"][:3]])
+            for violation in results["violations"]
         ]
 
     def ask(self, path: str) -> Any:

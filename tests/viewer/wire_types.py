@@ -16,9 +16,9 @@ PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", NoneTyp
 
 def declarations() -> str:
     """The text of ``wire.d.ts``: one interface for each model, in the order of the modules."""
-    modules = [wire, *(import_module(f"{wire.__name__}.{one.name}") for one in iter_modules(wire.__path__))]
-    named = dict.fromkeys(one for module in modules for one in vars(module).values() if inspect.isclass(one))
-    models = [one for one in named if issubclass(one, wire.Answer) and one is not wire.Answer]
+    modules = [wire, *(import_module(f"{wire.__name__}.{module.name}") for module in iter_modules(wire.__path__))]
+    named = dict.fromkeys(kind for module in modules for kind in vars(module).values() if inspect.isclass(kind))
+    models = [kind for kind in named if issubclass(kind, wire.Answer) and kind is not wire.Answer]
     lines = ["// Written by tests/viewer/wire_types.py from flows/viewer/wire/."]
     for model in models:
         fields = [f"  {name}: {typed(field.annotation)};" for name, field in model.model_fields.items()]
@@ -32,7 +32,7 @@ def typed(annotation: Any) -> str:
         return PLAIN[annotation]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return " | ".join(f'"{one}"' for one in arguments)
+        return " | ".join(f'"{argument}"' for argument in arguments)
     if origin is UnionType:
         return " | ".join(map(typed, arguments))
     if origin is list:

@@ -28,9 +28,9 @@ const opened = new Map();
 
 /** A table of the file. @param {string} id @returns {Promise<Table>} */
 function table(id) {
-  const found = opened.get(id) ?? unpacked(id).then((data) => fl.tableFromIPC(data, { useDate: false }));
-  opened.set(id, found);
-  return found;
+  const answer = opened.get(id) ?? unpacked(id).then((data) => fl.tableFromIPC(data, { useDate: false }));
+  opened.set(id, answer);
+  return answer;
 }
 
 /** @param {string} id of a block @returns {Promise<Uint8Array>} */
@@ -70,7 +70,7 @@ const EDGE = /^(\w+) (>=|<=|<) (-?[\d.]+(?:e[-+]?\d+)?)$/;
 /** A part of a filter, which no page of a file evaluates: it is a bar, an edge of bars, a list of ids, or words. @param {string} part @returns {Promise<(row: number) => boolean>} */
 async function test(part) {
   for (const { column, bins } of contents.facets) {
-    const bin = bins.findIndex((one) => one.where === part);
+    const bin = bins.findIndex((candidate) => candidate.where === part);
     if (bin < 0) continue;
     const codes = (await table("rows")).getChild(`#${column}`)?.toArray() ?? [];
     return (row) => codes[row] === bin;
@@ -84,11 +84,11 @@ async function test(part) {
   };
   if (parts(part).length > 1) { // both edges of a range
     const tests = await Promise.all(parts(part).map(test));
-    return (row) => tests.every((one) => one(row));
+    return (row) => tests.every((test) => test(row));
   }
   const ids = /^trajectory_id in \((.*)\)$/s.exec(part)?.[1].matchAll(/'((?:[^']|'')*)'/g);
   if (ids) {
-    const chosen = new Set([...ids].map((one) => one[1].replaceAll("''", "'")));
+    const chosen = new Set([...ids].map((match) => match[1].replaceAll("''", "'")));
     return (row) => chosen.has(known.get("trajectory_id")?.at(row));
   }
   const words = /^matches\(messages, '((?:[^']|'')*)'\)$/.exec(part)?.[1].replaceAll("''", "'") ?? part;
@@ -113,10 +113,10 @@ const rowTexts = () => (texts ??= Promise.all(contents.parts.map((_, part) => ta
 function order(a, b) {
   const size = Math.min(a.length, b.length);
   for (let i = 0; i < size; i++) {
-    const [one, other] = [a.charCodeAt(i), b.charCodeAt(i)];
-    if (one === other) continue;
+    const [left, other] = [a.charCodeAt(i), b.charCodeAt(i)];
+    if (left === other) continue;
     const astral = (/** @type {number} */ code) => code >= 0xd800 && code <= 0xdfff;
-    return astral(one) === astral(other) ? one - other : astral(one) ? 1 : -1;
+    return astral(left) === astral(other) ? left - other : astral(left) ? 1 : -1;
   }
   return a.length - b.length;
 }
@@ -124,7 +124,7 @@ function order(a, b) {
 /** What is unknown comes last. @param {number[]} rows @param {string} name @param {boolean} desc */
 async function sorted(rows, name, desc) {
   const column = (await scalars()).get(name);
-  if (!column) throw refused(400, `there is no column ${JSON.stringify(name)}`, "sort", contents.columns.map((one) => one.name));
+  if (!column) throw refused(400, `there is no column ${JSON.stringify(name)}`, "sort", contents.columns.map((known) => known.name));
   const compare = (/** @type {any} */ a, /** @type {any} */ b) => (typeof a === "string" ? order(a, b) : Number(a) - Number(b));
   return rows
     .map((row) => ({ row, value: column.at(row) }))
@@ -132,7 +132,7 @@ async function sorted(rows, name, desc) {
       if (a.value === null || b.value === null) return Number(a.value === null) - Number(b.value === null);
       return desc ? compare(b.value, a.value) : compare(a.value, b.value);
     })
-    .map((one) => one.row);
+    .map((pair) => pair.row);
 }
 
 /** @param {URLSearchParams} query */
@@ -141,7 +141,7 @@ async function page(query) {
   const offset = Number(query.get("offset") ?? 0);
   const shown = rows.slice(offset, offset + Number(query.get("limit") ?? 100));
   const types = { text: fl.utf8(), number: fl.float64(), bool: fl.bool(), time: fl.timestamp(1, "UTC") };
-  const every = contents.columns.map((one) => one.name).join(",");
+  const every = contents.columns.map((column) => column.name).join(",");
   const [kinds, values] = /** @type {Record<string, any>[]} */ ([{}, {}]);
   const wanted = new Set(["trajectory_id", ...(query.get("columns") || every).split(",")]);
   for (const { name, kind } of contents.columns) {
@@ -160,25 +160,25 @@ const cut = (value) => (typeof value === "string" && value.length > TEXT ? Array
 /** @param {URLSearchParams} query */
 async function facets(query) {
   const [rows, chosen] = [await table("rows"), await matching(query.get("filter") ?? "")];
-  const found = contents.facets.map((facet) => {
+  const facets = contents.facets.map((facet) => {
     const counts = facet.bins.map(() => 0);
     const codes = rows.getChild(`#${facet.column}`)?.toArray() ?? [];
     for (const row of chosen) if (codes[row] < counts.length) counts[codes[row]]++;
     return { ...facet, bins: facet.bins.map((bin, i) => ({ ...bin, filtered: counts[i] })) };
   });
-  return json({ version: contents.version, total: contents.rows, filtered: chosen.length, facets: found });
+  return json({ version: contents.version, total: contents.rows, filtered: chosen.length, facets: facets });
 }
 
 /** Columns of one row of a part. @param {string} id @returns {Promise<(column: string) => any>} */
 async function row(id) {
   const ids = (await scalars()).get("trajectory_id");
-  let place = 0;
-  while (place < contents.rows && ids?.at(place) !== id) place++;
-  if (place === contents.rows) throw refused(404, `this file has no row ${JSON.stringify(id.slice(0, 200))}`, "id");
+  let offset = 0;
+  while (offset < contents.rows && ids?.at(offset) !== id) offset++;
+  if (offset === contents.rows) throw refused(404, `this file has no row ${JSON.stringify(id.slice(0, 200))}`, "id");
   let part = 0;
-  for (; place >= contents.parts[part]; part++) place -= contents.parts[part];
-  const found = await table(`part-${part}`);
-  return (column) => found.getChild(column)?.at(place);
+  for (; offset >= contents.parts[part]; part++) offset -= contents.parts[part];
+  const columns = await table(`part-${part}`);
+  return (column) => columns.getChild(column)?.at(offset);
 }
 
 /** @param {URLSearchParams} query */
@@ -193,22 +193,22 @@ async function task(query) {
 async function aligned(query) {
   const [a, b] = [query.get("a") ?? "", query.get("b") ?? ""];
   const rows = await Promise.all([row(a), row(b)]);
-  const ids = rows.map((one) => fl.tableFromIPC(one("tokens")).getChild("id")?.toArray() ?? []);
-  const [one, other] = rows.map((found) => /** @type {import("./wire.js").RowAnswer} */ (JSON.parse(found("answer"))));
+  const ids = rows.map((read) => fl.tableFromIPC(read("tokens")).getChild("id")?.toArray() ?? []);
+  const [first, other] = rows.map((read) => /** @type {import("./wire.js").RowAnswer} */ (JSON.parse(read("answer"))));
   const known = ids.every((list) => list.length) && rows[0]("tokenizer") === rows[1]("tokenizer");
   let shared = 0;
   while (known && shared < Math.min(ids[0].length, ids[1].length) && ids[0][shared] === ids[1][shared]) shared++;
   const at = (/** @type {import("./wire.js").RowAnswer} */ { messages }) => {
-    const found = messages.findIndex((message) => message.token_end !== null && shared < message.token_end);
-    return known && found >= 0 ? found : null;
+    const index = messages.findIndex((message) => message.token_end !== null && shared < message.token_end);
+    return known && index >= 0 ? index : null;
   };
   return json({
     version: contents.version, a, b,
     shared: known ? shared : null,
     reason: known ? "" : "a row has no tokens, or the tokenizers of both differ",
-    message_a: at(one), message_b: at(other),
+    message_a: at(first), message_b: at(other),
     same: known && ids.every((list) => list.length === shared),
-    flipped: one.row.success !== null && other.row.success !== null && one.row.success !== other.row.success,
+    flipped: first.row.success !== null && other.row.success !== null && first.row.success !== other.row.success,
   });
 }
 
@@ -217,13 +217,13 @@ const json = (body) => new Response(JSON.stringify(body), { headers: { "content-
 
 /** @param {URLSearchParams} query */
 async function lastWords(query) {
-  const found = query.getAll("id").map(async (id) => {
+  const answers = query.getAll("id").map(async (id) => {
     const { messages } = /** @type {import("./wire.js").RowAnswer} */ (JSON.parse((await row(id))("answer")));
     const last = messages.findLast((message) => message.role === "assistant" && (message.content || message.tool_calls.length));
     const call = last?.tool_calls.at(-1);
     return [id, cut(last?.content || (call ? `${call.name}(${call.arguments})` : ""))];
   });
-  return json({ version: contents.version, answers: Object.fromEntries(await Promise.all(found)) });
+  return json({ version: contents.version, answers: Object.fromEntries(await Promise.all(answers)) });
 }
 
 /** @type {[RegExp, (query: URLSearchParams, id: string) => Promise<Response>][]} */

@@ -1,6 +1,6 @@
 // Whether one policy is better than another: a sentence first, then what it learned beyond a lower temperature, then tasks.
 import { decimal, plural } from "./format.js";
-import { address, place } from "./location.js";
+import { address, route } from "./location.js";
 import { pieces } from "./text.js";
 import { html } from "./ui.js";
 
@@ -12,7 +12,7 @@ export function Headline({ difference }) {
   const whole = address("/evaluation", { than: than.artifacts[0], arm: arm.artifacts[0] });
   return html`<p class=${`headline ${shown ? (mean > 0 ? "good" : "bad") : ""}`}>${pieces(sentence)}</p>
     ${learned && html`<p class="learned"><span class="soft">Beyond a lower temperature (the control for sharpening):</span> ${pieces(learned)}</p>`}
-    ${place.value.path === "/" && html`<p>${all > 0 && html`<span class="soft">Lost${all > lost.length ? `, ${lost.length} of ${plural(all, "task")}` : ""}:</span> ${lost.map((task, i) => html`${i ? " · " : ""}<a href=${address("/task", { env: task.env, task_id: task.task_id })}>${pieces(task.prompt.slice(0, 80) || task.task_id)}</a>`)} · `}<a href=${whole}>the whole comparison</a></p>`}`;
+    ${route.value.path === "/" && html`<p>${all > 0 && html`<span class="soft">Lost${all > lost.length ? `, ${lost.length} of ${plural(all, "task")}` : ""}:</span> ${lost.map((task, i) => html`${i ? " · " : ""}<a href=${address("/task", { env: task.env, task_id: task.task_id })}>${pieces(task.prompt.slice(0, 80) || task.task_id)}</a>`)} · `}<a href=${whole}>the whole comparison</a></p>`}`;
 }
 
 /** A difference on a scale from -1 to 1. @param {{difference: Difference}} props */

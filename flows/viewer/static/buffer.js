@@ -5,7 +5,7 @@ import { oneOf } from "./filter.js";
 import { count, plural } from "./format.js";
 import { copy, useKeys } from "./keys.js";
 import { pulse, usePulse } from "./live.js";
-import { change, go, place, rowAddress, version } from "./location.js";
+import { change, go, route, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { Found, Rows } from "./rows.js";
 import { Saving, openSaving } from "./saving.js";
@@ -25,9 +25,9 @@ const HITS = 200;
 const show = (params) => change({ ...params, row: null });
 
 export function BufferPage() {
-  const { filter = "", sort = "", desc, at, q = "", cols = kept(), among, rule } = place.value.params;
+  const { filter = "", sort = "", desc, at, q = "", cols = kept(), among, rule } = route.value.params;
   const query = { filter, sort: sort || "created_at", desc: sort ? desc === "true" : true, at, columns: cols || COLUMNS.join(","), among, rule };
-  const current = Math.max(0, Number(place.value.params.row ?? 0) || 0);
+  const current = Math.max(0, Number(route.value.params.row ?? 0) || 0);
   const setCurrent = (/** @type {number} */ row) => change({ row: row || null });
   const [newest, setNewest] = useState(/** @type {number | null} */ (null));
   const rows = useAnswer(async (stop) => {
@@ -39,7 +39,7 @@ export function BufferPage() {
   useEffect(() => void (version.value = rows.value?.version ?? null), [rows.value]);
   const box = useRef(/** @type {HTMLInputElement | null} */ (null));
   useEffect(() => {
-    if (place.peek().params.focus !== "filter") return;
+    if (route.peek().params.focus !== "filter") return;
     change({ focus: null });
     box.current?.focus();
   }, []);
@@ -51,8 +51,8 @@ export function BufferPage() {
   const id = source?.row(current)?.("trajectory_id");
   const step = (/** @type {number} */ by) => source && setCurrent(Math.max(0, Math.min(source.total - 1, current + by)));
   const words = source?.words ?? [];
-  const found = words.length ? words.join("\n") : null; // the row marks them too
-  const open = () => id && go(rowAddress(id, { at, found, m: source?.row(current)?.("match_message") }));
+  const marked = words.length ? words.join("\n") : null; // the row marks them too
+  const open = () => id && go(rowAddress(id, { at, found: marked, m: source?.row(current)?.("match_message") }));
   useKeys({
     j: { does: "next row", run: () => step(1) },
     k: { does: "previous row", run: () => step(-1) },
@@ -118,7 +118,7 @@ function Bar({ box, filter, q, problem, busy }) {
     show({ filter: asked.current });
   };
   useEffect(() => {
-    const now = place.peek().params.filter ?? ""; // what is drawn may be behind what was typed since
+    const now = route.peek().params.filter ?? ""; // what is drawn may be behind what was typed since
     if (now === asked.current) return;
     asked.current = now;
     setText(now);
@@ -159,7 +159,7 @@ function Selection() {
 /** @param {{all: string[], chosen: string[]}} props */
 function Columns({ all, chosen }) {
   const turn = (/** @type {string} */ name) => {
-    const next = chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name];
+    const next = chosen.includes(name) ? chosen.filter((column) => column !== name) : [...chosen, name];
     turnTo(next);
   };
   const turnTo = (/** @type {string[]} */ next) => {

@@ -2,7 +2,7 @@
 import { json, useAnswer } from "./api.js";
 import { count, percent, plural } from "./format.js";
 import { useKeys } from "./keys.js";
-import { address, change, go, place, rowAddress, version } from "./location.js";
+import { address, change, go, route, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces } from "./text.js";
 import { html, useEffect } from "./ui.js";
@@ -10,7 +10,7 @@ import { html, useEffect } from "./ui.js";
 /** @typedef {import("./wire.js").CallsByTool} Calls */
 
 export function CallsPage() {
-  const { filter = "", at, among, rule } = place.value.params;
+  const { filter = "", at, among, rule } = route.value.params;
   const { value, problem } = useAnswer((stop) => /** @type {Promise<Calls>} */ (json("/api/calls", { filter, at, among, rule }, stop)), [filter, at, among, rule]);
   useEffect(() => void (value && (version.value = String(value.version))), [value]);
   const first = value?.failed[0];

@@ -62,12 +62,12 @@ export function number(value) {
 /** The colours that the style sheet gives, as a canvas needs them. @param {HTMLElement} beside */
 function colours(beside) {
   const probe = beside.appendChild(document.createElement("span"));
-  const found = Object.fromEntries(["accent", "bad", "soft", "hair", "ink", "line-0", "line-1", "line-2", "line-3"].map((name) => {
+  const colours = Object.fromEntries(["accent", "bad", "soft", "hair", "ink", "line-0", "line-1", "line-2", "line-3"].map((name) => {
     probe.style.color = `var(--${name})`;
     return [name, getComputedStyle(probe).color];
   }));
   probe.remove();
-  return found;
+  return colours;
 }
 
 /** Where the y axis begins and ends: around the values, and the bounds that are not far away. @param {Band[]} bands @param {number | null} low @param {number | null} high */
@@ -177,8 +177,8 @@ class Drawing {
     this.plot.over.addEventListener("mousedown", (event) => (from = event.clientX));
     this.plot.over.addEventListener("click", (event) => {
       if (Math.abs(event.clientX - from) >= DRAGGED) return;
-      const place = this.plot?.cursor.idx;
-      if (place !== null && place !== undefined) this.choose(this.curves.steps[place]);
+      const index = this.plot?.cursor.idx;
+      if (index !== null && index !== undefined) this.choose(this.curves.steps[index]);
     });
   }
 
@@ -208,10 +208,10 @@ class Drawing {
     plot.ctx.restore();
   }
 
-  /** The value under the pointer, at the chosen step, or the last one. @param {number | null} place */
-  tell(place) {
+  /** The value under the pointer, at the chosen step, or the last one. @param {number | null} index */
+  tell(index) {
     const { steps } = this.curves;
-    const at = place ?? (this.step === null ? -1 : this.curves.place(this.step));
+    const at = index ?? (this.step === null ? -1 : this.curves.place(this.step));
     const shown = at >= 0 ? at : steps.length - 1;
     this.caption.textContent = shown < 0 ? "" : `${number(this.values()[shown])} at ${steps[shown]}`;
   }

@@ -2,7 +2,7 @@
 import { arrow, json, useAnswer } from "./api.js";
 import { Chart, Smoothing, number } from "./chart.js";
 import { Curves } from "./curves.js";
-import { change, place } from "./location.js";
+import { change, route } from "./location.js";
 import { Problem } from "./problem.js";
 import { pieces } from "./text.js";
 import { theme } from "./theme.js";
@@ -13,13 +13,13 @@ import { html, useMemo } from "./ui.js";
 const MOST = 4; // stages over the one that is shown
 
 /** Artifacts whose curves are drawn over those of the stage. @returns {string[]} */
-const over = () => (place.value.params.over ?? "").split(",").filter(Boolean);
+const over = () => (route.value.params.over ?? "").split(",").filter(Boolean);
 
 /** @param {{stage: Stage, curves: Curves, step: number | null, choose: (step: number) => void}} props */
 export function ChartGrid({ stage, curves, step, choose }) {
   const names = over();
   const listed = useAnswer((stop) => /** @type {Promise<import("./wire.js").TrainingStages>} */ (json("/api/training", {}, stop)), []);
-  const stages = (listed.value?.stages ?? []).filter((one) => one.artifact && one.artifact !== stage.artifact && !names.includes(one.artifact));
+  const stages = (listed.value?.stages ?? []).filter((other) => other.artifact && other.artifact !== stage.artifact && !names.includes(other.artifact));
   const { value, problem } = useAnswer((stop) => Promise.all(names.map(async (artifact) => Curves.of((await arrow("/api/training/metrics", { artifact }, stop)).table))), [names.join()]);
   const others = useMemo(() => value ?? [], [value]);
   curves.changed.value;
@@ -27,8 +27,8 @@ export function ChartGrid({ stage, curves, step, choose }) {
   const constant = others.length ? [] : metrics.filter((name) => curves.constant(name) !== null && !stage.bands.some((band) => band.metric === name));
   return html`<div class="what-if"><${Smoothing} /> <span class="soft">drag over a chart to look closer, double click to see all</span>
       ${stages.length > 0 && html`<label>compare with <select onChange=${(/** @type {Event} */ event) => change({ over: [...names, /** @type {HTMLSelectElement} */ (event.target).value].slice(-MOST).join(",") })}>
-        <option value="" selected>a stage</option>${stages.map((one) => html`<option value=${one.artifact}>${one.artifact}</option>`)}</select></label>`}
-      ${names.map((name, i) => html`<span class="tag"><span class=${`key line-${i % MOST}`}>━</span> ${pieces(name)} <button class="quiet" aria-label=${`without ${name}`} onClick=${() => change({ over: names.filter((one) => one !== name).join(",") })}>✗</button></span>`)}
+        <option value="" selected>a stage</option>${stages.map((other) => html`<option value=${other.artifact}>${other.artifact}</option>`)}</select></label>`}
+      ${names.map((name, i) => html`<span class="tag"><span class=${`key line-${i % MOST}`}>━</span> ${pieces(name)} <button class="quiet" aria-label=${`without ${name}`} onClick=${() => change({ over: names.filter((other) => other !== name).join(",") })}>✗</button></span>`)}
     </div>
     ${problem && html`<${Problem} problem=${problem} />`}
     <div class="charts">${metrics.filter((name) => !constant.includes(name)).map((name) => html`<${Chart} key=${name} name=${name} curves=${curves} others=${others}

@@ -18,7 +18,7 @@ function ContentsPage() {
     ["rows", `${count(rows)}${selected > rows ? ` of ${count(selected)}; the others were left out` : ""}`],
     ["chosen by", pieces(contents.selection)],
     ["tokens", count(tokens)],
-    ["columns", `${columns.length}: ${columns.map((one) => one.name).join(", ")}`],
+    ["columns", `${columns.length}: ${columns.map((column) => column.name).join(", ")}`],
     ["version of the buffer", String(contents.version)],
     ["redacted", redactions ? told(redactions) : "nothing"],
     ["written by", `agentrl ${contents.agentrl}`],

@@ -24,10 +24,10 @@ export function Conversation({ id, at, messages, spans, painter, current, laid }
   const [ready, setReady] = useState(1);
   useLayoutEffect(() => (painter && root.current ? painter.listen(root.current) : undefined), [painter]);
   const groups = useMemo(() => {
-    const found = [];
+    const groups = [];
     for (let start = 0; start < messages.length; start += GROUP)
-      found.push(html`<${Group} key=${start} id=${id} at=${at} messages=${messages} spans=${spans} painter=${painter} start=${start} laid=${laid} />`);
-    return found; // the same objects in every drawing, so that Preact leaves them alone
+      groups.push(html`<${Group} key=${start} id=${id} at=${at} messages=${messages} spans=${spans} painter=${painter} start=${start} laid=${laid} />`);
+    return groups; // the same objects in every drawing, so that Preact leaves them alone
   }, [id, at, messages, spans, painter, laid]);
   useEffect(() => {
     if (ready >= groups.length) return undefined;
@@ -88,8 +88,8 @@ function Body({ id, at, turn, laid }) {
   const [problem, setProblem] = useState(/** @type {Error | null} */ (null));
   const shown = whole ?? turn;
   const left = turn.characters - parts.length * PART;
-  const open = () => json(`/api/rows/${encodeURIComponent(id)}/messages/${turn.number}`, { at, start: parts.length * PART, most: PART }).then((found) => {
-    const next = /** @type {Turn} */ (found);
+  const open = () => json(`/api/rows/${encodeURIComponent(id)}/messages/${turn.number}`, { at, start: parts.length * PART, most: PART }).then((answer) => {
+    const next = /** @type {Turn} */ (answer);
     setWhole(whole ?? next);
     setParts([...parts, next.content]);
   }, setProblem);

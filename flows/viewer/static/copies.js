@@ -1,6 +1,6 @@
 // What a reader can take away from a row.
 import { json } from "./api.js";
-import { place, rowAddress } from "./location.js";
+import { route, rowAddress } from "./location.js";
 import { store, whole } from "./served.js";
 
 /** @typedef {import("./wire.js").RowAnswer} Row */
@@ -14,11 +14,11 @@ const AWAY = "this file does not know where its store is";
  * @returns {[string, () => string | Promise<string>, string][]}
  */
 export function copies(id, row) {
-  const uncut = (/** @type {Row["messages"][number]} */ one) =>
-    one.cut ? json(`/api/rows/${encodeURIComponent(id)}/messages/${one.number}`, { at: String(row.version) }) : one;
-  const learner = row.lineage.learned_by.find((one) => one.steps.length);
+  const uncut = (/** @type {Row["messages"][number]} */ message) =>
+    message.cut ? json(`/api/rows/${encodeURIComponent(id)}/messages/${message.number}`, { at: String(row.version) }) : message;
+  const learner = row.lineage.learned_by.find((trained) => trained.steps.length);
   return [
-    ["link", () => whole(rowAddress(id, { at: row.version, lens: place.peek().params.lens })), ""],
+    ["link", () => whole(rowAddress(id, { at: row.version, lens: route.peek().params.lens })), ""],
     ["JSON", async () => JSON.stringify({ ...row, messages: await Promise.all(row.messages.map(uncut)) }, null, 2), ""],
     ["pytest fixture", () => fixture(id, row.version), store ? "" : AWAY],
     ["agentrl replay line", () => replay(learner), store ? (learner ? "" : "no training step that wrote its numbers learned from this row") : AWAY],

@@ -2,7 +2,7 @@
 import { json, useAnswer } from "./api.js";
 import { count, percent, plural, time } from "./format.js";
 import { useKeys } from "./keys.js";
-import { address, change, go, place, version } from "./location.js";
+import { address, change, go, route, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces } from "./text.js";
 import { html, useEffect } from "./ui.js";
@@ -11,11 +11,11 @@ import { html, useEffect } from "./ui.js";
 /** @typedef {import("./wire.js").FunnelLevel} Level */
 
 export function CurationPage() {
-  const { at, artifact, rule } = place.value.params;
+  const { at, artifact, rule } = route.value.params;
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").Funnels>} */ (json("/api/curation", { at }, stop)), [at]);
   useEffect(() => void (value && (version.value = value.version === null ? null : String(value.version))), [value]);
   const rules = value ? value.funnels.flatMap((funnel) => funnel.levels.map((level) => ({ funnel, level }))) : [];
-  const here = rules.findIndex((one) => one.funnel.artifact === artifact && one.level.rule === rule);
+  const here = rules.findIndex((entry) => entry.funnel.artifact === artifact && entry.level.rule === rule);
   const step = (/** @type {number} */ by) => {
     const next = rules[Math.max(0, Math.min(rules.length - 1, here + by))];
     if (!next) return;

@@ -4,7 +4,7 @@ import { oneOf } from "./filter.js";
 import { plural } from "./format.js";
 import { useKeys } from "./keys.js";
 import { pulse, usePulse, useUnfinished } from "./live.js";
-import { address, change, go, place, rowAddress, version } from "./location.js";
+import { address, change, go, route, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { html, useEffect, useState } from "./ui.js";
@@ -14,7 +14,7 @@ import { html, useEffect, useState } from "./ui.js";
 const NAMED = 12;
 
 export function DoctorPage() {
-  const { run, at } = place.value.params;
+  const { run, at } = route.value.params;
   usePulse(() => {});
   useEffect(() => void (version.value = null), []);
   useKeys({ "/": { does: "filter the buffer", run: () => go(address("/buffer", { at })) } });
@@ -25,7 +25,7 @@ export function DoctorPage() {
   if (!shown) return html`<h1>Doctor</h1><${Empty} says="No run yet." command="agentrl run quickstart" />`;
   return html`<h1>Doctor</h1>
     <p><label>run <select value=${shown} onChange=${(/** @type {Event} */ event) => change({ run: /** @type {HTMLSelectElement} */ (event.target).value })}>
-      ${[...new Set([shown, ...runs])].map((one) => html`<option value=${one} selected=${one === shown}>${visible(one)}</option>`)}
+      ${[...new Set([shown, ...runs])].map((name) => html`<option value=${name} selected=${name === shown}>${visible(name)}</option>`)}
     </select></label> <a href=${`/run/${encodeURIComponent(shown)}`}>its stages</a></p>
     <${Findings} key=${shown} run=${shown} at=${at} />`;
 }
@@ -41,7 +41,7 @@ function Findings({ run, at }) {
   const { findings, stages } = value;
   if (!stages.length) return html`<${Empty} says="No stage of this run sampled or trained." command=${`agentrl run quickstart`} />`;
   return html`<p role="status" class=${findings.length ? "bad" : "good"}>${findings.length ? `✗ ${plural(findings.length, "finding")}` : "✓ nothing found"} in ${plural(stages.length, "stage")}: ${pieces(stages.join(", "))}</p>
-    ${findings.map((one, i) => html`<${Finding} key=${i} finding=${one} at=${at} />`)}`;
+    ${findings.map((finding, i) => html`<${Finding} key=${i} finding=${finding} at=${at} />`)}`;
 }
 
 /** @param {{finding: Symptom, at: string | undefined}} props */

@@ -3,7 +3,7 @@ import { json, useAnswer } from "./api.js";
 import { Headline, Scale } from "./better.js";
 import { chance, count, decimal, decoding, percent, plural, time } from "./format.js";
 import { useKeys } from "./keys.js";
-import { address, change, go, place } from "./location.js";
+import { address, change, go, route } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces } from "./text.js";
 import { html } from "./ui.js";
@@ -12,7 +12,7 @@ import { html } from "./ui.js";
 /** @typedef {import("./wire.js").PairedDifference} Difference */
 
 export function EvaluationPage() {
-  const { greedy = "false", ...chosen } = place.value.params;
+  const { greedy = "false", ...chosen } = route.value.params;
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").Evaluations>} */ (json("/api/evaluations", {}, stop)), []);
   const newest = useAnswer((stop) => /** @type {Promise<import("./wire.js").Better>} */ (json("/api/better", {}, stop)), []);
   const given = Boolean(chosen.than || chosen.arm);
@@ -40,22 +40,22 @@ export function EvaluationPage() {
 
 /** One line per evaluation and decoding; levels follow the whole. @param {{all: Evaluated[], than: string | undefined, arm: string | undefined}} props */
 function Results({ all, than, arm }) {
-  const levels = [...new Set(all.flatMap((one) => one.results.filter((result) => result.level >= 0 && result.env).map((result) => `${result.env} ${result.level}`)))].sort();
+  const levels = [...new Set(all.flatMap((evaluation) => evaluation.results.filter((result) => result.level >= 0 && result.env).map((result) => `${result.env} ${result.level}`)))].sort();
   const choose = (/** @type {string} */ name, /** @type {string} */ artifact, /** @type {string | undefined} */ chosen) =>
     html`<input type="radio" name=${name} aria-label=${`${NAMES[name]}: ${artifact}`} checked=${chosen === artifact} onChange=${() => change({ than, arm, [name]: artifact })} />`;
   return html`<div class="wide-table" tabindex="0" role="region" aria-label="results by level"><table class="lines">
     <thead><tr><th>this one</th><th>compared with</th><th>policy</th><th>evaluation</th><th>split</th><th>sampling</th><th>made (UTC)</th><th class="number">all levels</th><th class="number">n</th>${levels.map((level) => html`<th class="number">${level}</th>`)}</tr></thead>
     <tbody>
-      ${all.flatMap((one) => ["sampled", "greedy", "control"].flatMap((kind) => {
-        const found = one.results.filter((result) => kind === (result.control !== null ? "control" : result.greedy ? "greedy" : "sampled"));
-        const whole = found.find((result) => result.level < 0 && !result.env) ?? found[0];
+      ${all.flatMap((evaluation) => ["sampled", "greedy", "control"].flatMap((kind) => {
+        const results = evaluation.results.filter((result) => kind === (result.control !== null ? "control" : result.greedy ? "greedy" : "sampled"));
+        const whole = results.find((result) => result.level < 0 && !result.env) ?? results[0];
         if (!whole) return [];
         return [html`<tr>
-          <td>${kind === "sampled" ? choose("arm", one.artifact, arm) : ""}</td><td>${kind === "sampled" ? choose("than", one.artifact, than) : ""}</td>
-          <td>${pieces(one.policy)}</td><td>${one.stage}</td><td>${one.split}</td><td>${decoding(whole)}</td><td>${time(one.when)}</td>
+          <td>${kind === "sampled" ? choose("arm", evaluation.artifact, arm) : ""}</td><td>${kind === "sampled" ? choose("than", evaluation.artifact, than) : ""}</td>
+          <td>${pieces(evaluation.policy)}</td><td>${evaluation.stage}</td><td>${evaluation.split}</td><td>${decoding(whole)}</td><td>${time(evaluation.when)}</td>
           <td class="number">${shown(whole)}</td><td class="number">${count(whole.n)}</td>
           ${levels.map((level) => {
-            const result = found.find((other) => `${other.env} ${other.level}` === level);
+            const result = results.find((other) => `${other.env} ${other.level}` === level);
             return html`<td class="number">${result ? `${shown(result)}, n ${count(result.n)}` : ""}</td>`;
           })}
         </tr>`];

@@ -7,7 +7,7 @@
  * @returns {string[]}
  */
 export function parts(expression) {
-  const found = [];
+  const parts = [];
   let [start, depth, quote, between] = [0, 0, "", false];
   for (let i = 0; i < expression.length; i++) {
     const char = expression[i];
@@ -21,12 +21,12 @@ export function parts(expression) {
       if (word === "between") between = true;
       else if (word === "and" && between) between = false;
       else if (word === "and") {
-        found.push(expression.slice(start, i));
+        parts.push(expression.slice(start, i));
         start = i + 3;
       }
     }
   }
-  return [...found, expression.slice(start)].map((part) => part.trim()).filter(Boolean);
+  return [...parts, expression.slice(start)].map((part) => part.trim()).filter(Boolean);
 }
 
 /** Whether `or` stands at the top level: such an expression must stay together. @param {string} expression */
@@ -59,7 +59,7 @@ const together = (part) => (loose(part) || parts(part).length > 1 ? `(${part})` 
 export function toggled(expression, column, part) {
   const whole = loose(expression) ? [`(${expression})`] : parts(expression);
   const added = together(part);
-  const others = whole.filter((one) => one !== added && !(about(one, column) && !loose(one.replace(/^\((.*)\)$/s, "$1"))));
+  const others = whole.filter((condition) => condition !== added && !(about(condition, column) && !loose(condition.replace(/^\((.*)\)$/s, "$1"))));
   return [...others, ...(whole.includes(added) ? [] : [added])].join(" and ");
 }
 

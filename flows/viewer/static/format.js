@@ -47,8 +47,8 @@ export function size(size, unit = "B") {
 /** @param {string} fingerprint */
 export const short = (fingerprint) => fingerprint.slice(0, 8);
 
-/** @param {number} number @param {string} one */
-export const plural = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
+/** @param {number} number @param {string} noun */
+export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 /** @param {string} text in quotes of a shell */
 export const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;

@@ -23,7 +23,7 @@ function places(stages, down) {
   /** @type {Map<string, Corner>} */
   const corners = new Map(stages.map((stage) => [stage.id, { left: BOX.margin + (down ? stage.y : stage.x) * stepX, top: BOX.margin + (down ? stage.x : stage.y) * stepY }]));
   const all = [...corners.values()];
-  return { corners, width: Math.max(...all.map((one) => one.left)) + BOX.width + BOX.margin, height: Math.max(...all.map((one) => one.top)) + BOX.height + BOX.margin };
+  return { corners, width: Math.max(...all.map((box) => box.left)) + BOX.width + BOX.margin, height: Math.max(...all.map((box) => box.top)) + BOX.height + BOX.margin };
 }
 
 /**

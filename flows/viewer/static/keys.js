@@ -9,7 +9,7 @@ const page = signal({});
 /** @type {{current: HTMLDialogElement | null}} */
 const help = { current: null };
 /** What was just done, such as "link copied"; read aloud too. */
-export const said = signal("");
+export const announcement = signal("");
 
 /** @param {Keys} keys of the page that is shown */
 export function useKeys(keys) {
@@ -28,8 +28,8 @@ export function useKeys(keys) {
 
 /** @param {string} text */
 export function say(text) {
-  said.value = text;
-  setTimeout(() => said.peek() === text && (said.value = ""), 4000);
+  announcement.value = text;
+  setTimeout(() => announcement.peek() === text && (announcement.value = ""), 4000);
 }
 
 /** @param {string} text @param {string} what it is, for the reader */
@@ -86,5 +86,5 @@ export function Help() {
 }
 
 export function Said() {
-  return html`<div class=${said.value ? "said" : "said empty"} role="status" aria-live="polite">${said.value}</div>`;
+  return html`<div class=${announcement.value ? "said" : "said empty"} role="status" aria-live="polite">${announcement.value}</div>`;
 }

@@ -3,7 +3,7 @@ import { json, post, useAnswer } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { decimal, plural } from "./format.js";
 import { say, useKeys } from "./keys.js";
-import { address, change, go, place, rowAddress, version } from "./location.js";
+import { address, change, go, route, rowAddress, version } from "./location.js";
 import { Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { html, useEffect, useMemo, useState } from "./ui.js";
@@ -22,7 +22,7 @@ const QUEUES = {
 };
 
 export function LabelsPage() {
-  const { filter, at, queue = "unlabelled", name = "thumbs" } = place.value.params;
+  const { filter, at, queue = "unlabelled", name = "thumbs" } = route.value.params;
   const [author, setAuthor] = useState(localStorage.getItem("author") ?? "");
   const [begun, begin] = useState(0); // how often the queue was asked for
   const { value, problem } = useAnswer((stop) => /** @type {Promise<Queue>} */ (json("/api/labels", { queue, name, author, filter, at }, stop)), [queue, name, author, filter, at, begun]);

@@ -19,8 +19,8 @@ const ENTROPY = [0.1, 0.5, 1, 2, 3, 5];
 
 /** @param {number[]} ends @param {number} value @returns {[number, boolean]} the step, from 0, and whether it is clipped */
 function step(ends, value) {
-  const found = ends.findIndex((end) => value < end);
-  return found < 0 ? [ends.length - 1, value > ends[ends.length - 1]] : [found, false];
+  const index = ends.findIndex((end) => value < end);
+  return index < 0 ? [ends.length - 1, value > ends[ends.length - 1]] : [index, false];
 }
 
 /** @param {number[]} ends @param {number} value */
@@ -52,9 +52,9 @@ const BOTH_SIDES = [
 
 /** The values of a column that occur, at most twelve. @param {Tokens} tokens @param {string} column @param {string} word */
 function kinds(tokens, column, word) {
-  const found = [...new Set(Array.from(tokens.columns[column] ?? []).filter((value) => !Number.isNaN(value)))].sort((a, b) => a - b);
-  const more = found.length > 12 ? [{ mark: "", says: `and ${found.length - 12} more` }] : [];
-  return [...found.slice(0, 12).map((value) => ({ mark: kind(value), says: `${word} ${value}` })), ...more];
+  const kinds = [...new Set(Array.from(tokens.columns[column] ?? []).filter((value) => !Number.isNaN(value)))].sort((a, b) => a - b);
+  const more = kinds.length > 12 ? [{ mark: "", says: `and ${kinds.length - 12} more` }] : [];
+  return [...kinds.slice(0, 12).map((value) => ({ mark: kind(value), says: `${word} ${value}` })), ...more];
 }
 
 /** @param {string} name @param {(tokens: Tokens, i: number) => number} value */

@@ -15,7 +15,7 @@ export function Ribbon({ lineage }) {
     ${maker.inputs.length > 0 && html`<span class="soft">${maker.inputs.map(shortened).join(", ")} →</span>`}
     <span class="soft">${policy.stage ? "model" : "by"}</span>
     <a href=${address("/buffer", { filter: `policy = ${quoted(policy.name)}` })}>${pieces(policy.name || "unnamed")}</a>
-    <span class="soft">version ${policy.version}${policy.learned_from.length > 0 && html` (learned from ${policy.learned_from.map((one, i) => html`${i ? ", " : ""}<a href=${one.kind === "rows" ? address("/buffer", { among: one.artifact }) : address("/pair", { artifact: one.artifact })}>${one.kind} of ${shortened(one.artifact)}</a>`)})`} →</span>
+    <span class="soft">version ${policy.version}${policy.learned_from.length > 0 && html` (learned from ${policy.learned_from.map((source, i) => html`${i ? ", " : ""}<a href=${source.kind === "rows" ? address("/buffer", { among: source.artifact }) : address("/pair", { artifact: source.artifact })}>${source.kind} of ${shortened(source.artifact)}</a>`)})`} →</span>
     <a href=${address("/buffer", { filter: rows })} title=${maker.uses}>${pieces(maker.stage || "outside")}${maker.fingerprint && `/${short(maker.fingerprint)}`}</a>
     <span class="soft">→</span> <b>this row</b> <span class="soft">→</span>
     ${learners.length
@@ -31,8 +31,8 @@ function shortened(artifact) {
 }
 
 /** Models that were trained on it, if another stage than the learner holds them. @param {import("./wire.js").LearnedBy} learner */
-function models({ stage, fingerprint, models: found }) {
-  const others = found.filter((one) => one !== `${stage}/${short(fingerprint)}`);
+function models({ stage, fingerprint, models: names }) {
+  const others = names.filter((name) => name !== `${stage}/${short(fingerprint)}`);
   return others.length ? ` → ${others.map(shortened).join(", ")}` : "";
 }
 

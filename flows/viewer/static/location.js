@@ -13,7 +13,7 @@ function read() {
 }
 
 /** Where the reader is. */
-export const place = signal(read());
+export const route = signal(read());
 
 /** The version of the buffer that the page shows; null if it shows no rows. */
 export const version = signal(/** @type {string | null} */ (null));
@@ -31,7 +31,7 @@ export function lasting() {
  */
 export function address(path, params = {}) {
   const kept = Object.entries(params).filter(([, value]) => value !== undefined && value !== null && value !== "");
-  const pairs = kept.flatMap(([name, value]) => (Array.isArray(value) ? value : [value]).map((one) => [name, String(one)]));
+  const pairs = kept.flatMap(([name, value]) => (Array.isArray(value) ? value : [value]).map((item) => [name, String(item)]));
   const query = new URLSearchParams(pairs).toString();
   return query ? `${path}?${query}` : path;
 }
@@ -52,7 +52,7 @@ export function rowAddress(id, params = {}) {
 export function go(to, replace = false) {
   if (replace) history.replaceState(null, "", href(to));
   else history.pushState(null, "", href(to));
-  place.value = read();
+  route.value = read();
 }
 
 /**
@@ -67,7 +67,7 @@ export function change(params) {
 
 /** Back and forward, and clicks on links within the viewer, do not load the document again. */
 export function followLinks() {
-  addEventListener("popstate", () => (place.value = read()));
+  addEventListener("popstate", () => (route.value = read()));
   document.addEventListener("click", (event) => {
     const link = event.target instanceof Element ? event.target.closest("a") : null;
     const plain = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;

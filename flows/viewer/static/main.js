@@ -22,8 +22,8 @@ const TrajectoryPage = later(() => import("./trajectory.js"), "TrajectoryPage");
 
 /** @param {string} path @param {string} room @param {string | undefined} id */
 function page(path, room, id) {
-  const found = PAGES.find(([to]) => to === path);
-  if (found) return html`<${found[2]} />`;
+  const page = PAGES.find(([to]) => to === path);
+  if (page) return html`<${page[2]} />`;
   if (room === "run" && id) return html`<${RunPage} key=${id} id=${id} />`;
   return room === "row" && id ? html`<${TrajectoryPage} id=${id} />` : null;
 }

@@ -12,19 +12,19 @@ const INLINE = /(`+)([^`\n]{1,500}?)\1(?!`)|\*\*([^*\n]{1,500})\*\*|(?<![\w*])\*
 
 /** @param {string} text of one line or paragraph @returns {Child[]} */
 function inline(text) {
-  const found = [];
+  const parts = [];
   let end = 0;
   for (const match of text.matchAll(INLINE)) {
     const [whole, , code, bold, slanted, label, target] = match;
-    found.push(withImages(text.slice(end, match.index)));
-    if (code !== undefined) found.push(html`<code>${withImages(code)}</code>`);
-    else if (bold !== undefined) found.push(html`<strong>${withImages(bold)}</strong>`);
-    else if (slanted !== undefined) found.push(html`<em>${withImages(slanted)}</em>`);
-    else found.push(withImages(label), html` <span class="soft">(${withImages(target)})</span>`);
+    parts.push(withImages(text.slice(end, match.index)));
+    if (code !== undefined) parts.push(html`<code>${withImages(code)}</code>`);
+    else if (bold !== undefined) parts.push(html`<strong>${withImages(bold)}</strong>`);
+    else if (slanted !== undefined) parts.push(html`<em>${withImages(slanted)}</em>`);
+    else parts.push(withImages(label), html` <span class="soft">(${withImages(target)})</span>`);
     end = match.index + whole.length;
   }
-  found.push(withImages(text.slice(end)));
-  return /** @type {Child[]} */ (found);
+  parts.push(withImages(text.slice(end)));
+  return /** @type {Child[]} */ (parts);
 }
 
 /** @param {string} line of a table */
@@ -33,7 +33,7 @@ const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell
 /** @param {string} text @returns {Child[]} */
 export function markdown(text) {
   const lines = text.split("\n");
-  const found = [];
+  const blocks = [];
   let i = 0;
   /** Lines from here on that fit. @param {(line: string) => boolean} fits */
   const take = (fits) => {
@@ -49,31 +49,31 @@ export function markdown(text) {
       i++;
       const code = take((next) => !next.trim().startsWith(fence[1]));
       i++; // the fence that closes it
-      found.push(html`<pre class="code" title=${fence[2] || undefined}><${Text} text=${code.join("\n")} /></pre>`);
+      blocks.push(html`<pre class="code" title=${fence[2] || undefined}><${Text} text=${code.join("\n")} /></pre>`);
     } else if (line.startsWith("|") && /^\|?[\s:|-]+\|[\s:|-]*$/.test(lines[i + 1] ?? "") && lines[i + 1].includes("-")) {
       const [head, , ...rows] = take((next) => next.startsWith("|"));
-      found.push(html`<div class="wide-table"><table class="lines"><thead><tr>${cells(head).map((cell) => html`<th>${inline(cell)}</th>`)}</tr></thead>
+      blocks.push(html`<div class="wide-table"><table class="lines"><thead><tr>${cells(head).map((cell) => html`<th>${inline(cell)}</th>`)}</tr></thead>
         <tbody>${rows.map((row) => html`<tr>${cells(row).map((cell) => html`<td>${inline(cell)}</td>`)}</tr>`)}</tbody></table></div>`);
     } else if (ITEM.test(line)) {
       const items = take((next) => ITEM.test(next) || (/^\s{2,}\S/.test(next) && !FENCE.test(next)));
-      found.push(html`<ul class="items">${items.map((item) => {
+      blocks.push(html`<ul class="items">${items.map((item) => {
         const [, space, mark, rest] = ITEM.exec(item) ?? [];
         if (mark === undefined) return html`<li class="in-1"><span></span><span>${inline(item.trim())}</span></li>`;
         return html`<li class=${`in-${Math.min(4, space.length >> 1)}`}><span>${/\d/.test(mark) ? mark : "•"}</span><span>${inline(rest)}</span></li>`;
       })}</ul>`);
     } else if (/^#{1,6}\s/.test(line)) {
       i++;
-      found.push(html`<p class="heading">${inline(line.replace(/^#+\s+/, ""))}</p>`);
+      blocks.push(html`<p class="heading">${inline(line.replace(/^#+\s+/, ""))}</p>`);
     } else if (line.startsWith(">")) {
-      found.push(html`<blockquote>${inline(take((next) => next.startsWith(">")).map((next) => next.replace(/^>\s?/, "")).join("\n"))}</blockquote>`);
+      blocks.push(html`<blockquote>${inline(take((next) => next.startsWith(">")).map((next) => next.replace(/^>\s?/, "")).join("\n"))}</blockquote>`);
     } else if (line.trim() === "") {
       i++;
     } else {
       const paragraph = take(plain);
-      found.push(html`<p>${inline(paragraph.length ? paragraph.join("\n") : lines[i++])}</p>`);
+      blocks.push(html`<p>${inline(paragraph.length ? paragraph.join("\n") : lines[i++])}</p>`);
     }
   }
-  return found;
+  return blocks;
 }
 
 /** JSON with a line for each value, or null if it is none. Numbers and texts stay as they are written. @param {string} text */

@@ -5,7 +5,7 @@ import { count, decoding, percent, plural, seconds, time } from "./format.js";
 import { Graph, StageTable } from "./graph.js";
 import { useKeys } from "./keys.js";
 import { useChanges, useUnfinished } from "./live.js";
-import { address, change, go, place, version } from "./location.js";
+import { address, change, go, route, version } from "./location.js";
 import { Empty, OfStore, Problem } from "./problem.js";
 import { STOPPED, farNow } from "./progress.js";
 import { pieces } from "./text.js";
@@ -15,7 +15,7 @@ import { WhatIf, useWhatIf } from "./whatif.js";
 /** @typedef {import("./wire.js").Overview} Answer */
 
 export function OverviewPage() {
-  const { pipeline, stage } = place.value.params;
+  const { pipeline, stage } = route.value.params;
   const [asked, askAgain] = useState(0);
   const changes = useChanges((now) => [now.version, now.runs, now.stages]);
   const { value, problem } = useAnswer(
@@ -24,13 +24,13 @@ export function OverviewPage() {
   );
   useUnfinished(value, value?.planning, () => askAgain(asked + 1));
   useEffect(() => void (version.value = null), []);
-  const found = useWhatIf(value?.pipeline);
+  const whatIf = useWhatIf(value?.pipeline);
   useKeys({ w: { does: "what would run with another setting", run: () => document.getElementById("what-if")?.focus() }, b: { does: "the buffer", run: () => go("/buffer") }, "/": { does: "find words in the rows, or filter them", run: () => go(address("/buffer", { focus: "filter" })) } });
   if (problem && !value) return html`<${Problem} problem=${problem} />`;
   if (!value) return html`<p class="soft waiting">reading the store …</p>`;
   const { results, gains, runs, pipelines, rows } = value;
-  const awaited = found.given.length > 0 && !found.problem && (!found.plan || found.plan.planning);
-  const stages = found.plan?.stages.length && !awaited ? found.plan.stages : awaited || value.planning ? value.stages.map(planning) : value.stages;
+  const awaited = whatIf.given.length > 0 && !whatIf.problem && (!whatIf.plan || whatIf.plan.planning);
+  const stages = whatIf.plan?.stages.length && !awaited ? whatIf.plan.stages : awaited || value.planning ? value.stages.map(planning) : value.stages;
   const working = runs.find((run) => run.state === "running" && run.pipeline === value.pipeline)?.run_id ?? "";
   const command = "agentrl run quickstart";
   return html`<h1>${value.store}</h1>
@@ -46,8 +46,8 @@ export function OverviewPage() {
       ${value.problem && html`<p class="problem">${value.problem}</p>`}
       ${stages.length
         ? html`<${Graph} stages=${stages} chosen=${stage} choose=${(/** @type {string | null} */ id) => change({ stage: id })} far=${(/** @type {string} */ id) => farNow(working, id)} />
-            <${WhatIf} pipeline=${value.pipeline} stages=${value.stages} chosen=${stage} found=${found} />
-            <details open=${Boolean(stage) || found.given.length > 0}><summary>as a table, with reasons</summary><${StageTable} stages=${stages} chosen=${stage} pipeline=${value.pipeline} /></details>`
+            <${WhatIf} pipeline=${value.pipeline} stages=${value.stages} chosen=${stage} whatIf=${whatIf} />
+            <details open=${Boolean(stage) || whatIf.given.length > 0}><summary>as a table, with reasons</summary><${StageTable} stages=${stages} chosen=${stage} pipeline=${value.pipeline} /></details>`
         : html`<${Empty} says="No pipeline ran in this store yet." command=${command} />`}
     </section>
     <section aria-labelledby="runs">

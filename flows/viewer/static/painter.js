@@ -31,12 +31,12 @@ export class Painter {
     this.current = -1;
     this.wanted = -1; // a token to reveal as soon as it is there
     // Beside the event: it also lights what is near the view, so a token that was revealed stays while heights are corrected.
-    this.watch = new IntersectionObserver((seen) => seen.forEach((one) => this.turn(one.target, one.isIntersecting)), { rootMargin: "50%" });
+    this.watch = new IntersectionObserver((seen) => seen.forEach((entry) => this.turn(entry.target, entry.isIntersecting)), { rootMargin: "50%" });
   }
 
   /** The blocks, in the order of the tokens. */
   get blocks() {
-    return (this.ordered ??= [...this.byElement.values()].sort((one, other) => one.from - other.from));
+    return (this.ordered ??= [...this.byElement.values()].sort((left, other) => left.from - other.from));
   }
 
   /** Listens where blocks come into view and leave it. @param {HTMLElement} root */
@@ -137,8 +137,8 @@ export class Painter {
   mark(i) {
     const before = this.current;
     this.current = i;
-    for (const one of [before, i]) {
-      const block = this.block(one);
+    for (const index of [before, i]) {
+      const block = this.block(index);
       if (block?.lit) this.restyle(block);
     }
   }

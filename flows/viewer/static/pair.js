@@ -2,7 +2,7 @@
 import { json, useAnswer } from "./api.js";
 import { count, decimal, plural } from "./format.js";
 import { useKeys } from "./keys.js";
-import { address, change, go, place, rowAddress } from "./location.js";
+import { address, change, go, route, rowAddress } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { fetchSequence } from "./tokens.js";
@@ -14,7 +14,7 @@ import { Versus } from "./versus.js";
 const PAGE = 100;
 
 export function PairPage() {
-  const { artifact, pair_id, offset = "0" } = place.value.params;
+  const { artifact, pair_id, offset = "0" } = route.value.params;
   return pair_id && artifact ? html`<${One} artifact=${artifact} pair=${pair_id} />` : html`<${All} artifact=${artifact} offset=${Number(offset) || 0} />`;
 }
 

@@ -11,13 +11,13 @@ export class Palette {
 
   /** @param {string} name of the class */
   colour(name) {
-    let found = this.known.get(name);
-    if (found === undefined) {
+    let colour = this.known.get(name);
+    if (colour === undefined) {
       this.probe.className = `swatch ${name}`;
-      found = getComputedStyle(this.probe).backgroundColor;
-      this.known.set(name, found);
+      colour = getComputedStyle(this.probe).backgroundColor;
+      this.known.set(name, colour);
     }
-    return found;
+    return colour;
   }
 
   close() {

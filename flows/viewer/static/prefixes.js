@@ -2,7 +2,7 @@
 import { json, useAnswer } from "./api.js";
 import { AsTable, Drawing, RampLegend, ramp } from "./tree_boxes.js";
 import { count, decimal, plural } from "./format.js";
-import { change, go, place, rowAddress } from "./location.js";
+import { change, go, route, rowAddress } from "./location.js";
 import { Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { html, useMemo } from "./ui.js";
@@ -13,7 +13,7 @@ const AT_ONCE = 64; // attempts up to which the tree is drawn without being aske
 
 /** @param {{env: string, task: string, at: string | undefined, rows: number}} props */
 export function Prefixes({ env, task, at, rows }) {
-  const { tree } = place.value.params;
+  const { tree } = route.value.params;
   const open = tree ? tree === "open" : rows <= AT_ONCE;
   const turned = (/** @type {Event} */ event) => {
     const now = /** @type {HTMLDetailsElement} */ (event.currentTarget).open;
@@ -33,7 +33,7 @@ function Tree({ env, task, at }) {
   if (!value) return html`<p class="soft waiting">reading the tokens …</p>`;
   const left = value.left_out ? html`<p class="soft">${plural(value.left_out, "attempt")} without tokens, of another tokenizer than most, or beyond the newest 1,024 ${value.left_out === 1 ? "is" : "are"} left out.</p>` : "";
   if (!boxes.length) return html`${left}<p class="soft">No attempt has tokens to share.</p>`;
-  const chosen = Math.max(0, Math.min(boxes.length - 1, Number(place.value.params.branch ?? 0) || 0));
+  const chosen = Math.max(0, Math.min(boxes.length - 1, Number(route.value.params.branch ?? 0) || 0));
   const here = value.branches[chosen];
   const open = (/** @type {number} */ i) => value.branches[i].ends[0] && go(rowAddress(value.branches[i].ends[0], { at }));
   return html`${left}<${RampLegend} says="mean reward" />
@@ -41,7 +41,7 @@ function Tree({ env, task, at }) {
     <div class="node"><p>${told(here)}; tokens ${count(here.start)} to ${count(here.end)}.${" "}
       ${here.ends.length > 0 && html`These end here: ${here.ends.map((id) => html`<a href=${rowAddress(id, { at, lens: "mask", t: here.start })}>${visible(id)}</a> `)}`}</p><pre>${pieces(here.text)}</pre></div>
     <${AsTable} rows=${() => html`<table class="lines"><thead><tr><th class="number">branch</th><th class="number">after</th><th class="number">tokens</th><th class="number">attempts</th><th class="number">mean reward, 95 % interval, n</th><th class="number">succeeded</th><th>text</th></tr></thead><tbody>
-      ${value.branches.map((one, i) => html`<tr class=${i === chosen ? "chosen" : ""}><td class="number">${i}</td><td class="number">${one.parent ?? ""}</td><td class="number">${count(one.end - one.start)}</td><td class="number">${count(one.rows)}</td><td class="number">${reward(one)}</td><td class="number">${one.success === null ? "–" : `${count(Math.round(one.success * one.n))} of ${count(one.n)}`}</td><td>${pieces(one.text.slice(0, 120))}</td></tr>`)}
+      ${value.branches.map((branch, i) => html`<tr class=${i === chosen ? "chosen" : ""}><td class="number">${i}</td><td class="number">${branch.parent ?? ""}</td><td class="number">${count(branch.end - branch.start)}</td><td class="number">${count(branch.rows)}</td><td class="number">${reward(branch)}</td><td class="number">${branch.success === null ? "–" : `${count(Math.round(branch.success * branch.n))} of ${count(branch.n)}`}</td><td>${pieces(branch.text.slice(0, 120))}</td></tr>`)}
     </tbody></table>`} />`;
 }
 

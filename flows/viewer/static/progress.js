@@ -34,7 +34,7 @@ export function Status() {
       return html`<a class="status running" href=${`/run/${encodeURIComponent(run)}`}>◌ ${pieces(stage)} ${farNow(run, stage) || "running"}</a>`;
     })}
     ${working.length > SHOWN && html`<span class="soft">and ${count(working.length - SHOWN)} more at work</span>`}
-    ${stopped.map((one) => html`<a class="status failed" href=${`/run/${encodeURIComponent(one.run_id)}`}>✗ ${pieces(one.stage ?? one.run_id)} of ${pieces(one.pipeline)} ${one.state}</a>`)}
+    ${stopped.map((stage) => html`<a class="status failed" href=${`/run/${encodeURIComponent(stage.run_id)}`}>✗ ${pieces(stage.stage ?? stage.run_id)} of ${pieces(stage.pipeline)} ${stage.state}</a>`)}
     ${now.stopped.length > SHOWN && html`<a class="status failed" href="/">and ${count(now.stopped.length - SHOWN)} more stopped</a>`}
   </div>`;
 }

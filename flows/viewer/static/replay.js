@@ -20,12 +20,12 @@ export function Replay({ artifact, step }) {
   const writing = useAnswer((stop) => /** @type {Promise<import("./wire.js").Writing>} */ (json("/api/writing", {}, stop)), []);
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").Replayings>} */ (json("/api/replay", { artifact, step }, stop)), [artifact, step, asked]);
   const replays = value?.replays ?? [];
-  const working = replays.some((one) => one.working);
+  const working = replays.some((replay) => replay.working);
   useUnfinished(value, working, () => ask((number) => number + 1));
   const settings = settingsOf(text);
   const send = (/** @type {string} */ path, /** @type {object} */ body) =>
     post(path, body).then(() => setRefused(null), setRefused).then(() => ask((number) => number + 1));
-  const command = `agentrl replay ${artifact} --step ${step}${settings.map((one) => ` --set '${one.replaceAll("'", "'\\''")}'`).join("")}`;
+  const command = `agentrl replay ${artifact} --step ${step}${settings.map((setting) => ` --set '${setting.replaceAll("'", "'\\''")}'`).join("")}`;
   const allowed = Boolean(writing.value?.key);
   return html`<h3>Replay</h3>
     <p class="soft">The step is computed again from the recorded rows, with other settings if there are some: one in each line, such as algorithm.clip_high=0.3 or optimizer.lr=1e-5.</p>
@@ -41,20 +41,20 @@ export function Replay({ artifact, step }) {
 }
 
 /** @param {Answer} replay */
-const said = (replay) => (replay.settings.length ? replay.settings.join(", ") : "as recorded");
+const label = (replay) => (replay.settings.length ? replay.settings.join(", ") : "as recorded");
 
 /** What was recorded, and each replay beside it. @param {{replays: Answer[]}} props */
 function Beside({ replays }) {
-  const done = replays.filter((one) => !one.working && one.problem === null);
-  const metrics = [...new Set(done.flatMap((one) => Object.keys(one.replayed)))];
-  return html`<div role="status">${replays.map((one) =>
-      one.working ? html`<p class="soft">computing ${pieces(said(one))} … ${Math.round(one.seconds)} s</p>`
-        : one.problem !== null ? html`<p class="problem">${pieces(said(one))}: ${pieces(one.problem)}</p>`
-        : !one.settings.length && html`<p class=${one.equal ? "good" : "bad"}>${one.equal ? "✓ equal to what was recorded" : "✗ not equal: other hardware, threads or library versions?"}</p>`)}</div>
+  const done = replays.filter((replay) => !replay.working && replay.problem === null);
+  const metrics = [...new Set(done.flatMap((replay) => Object.keys(replay.replayed)))];
+  return html`<div role="status">${replays.map((replay) =>
+      replay.working ? html`<p class="soft">computing ${pieces(label(replay))} … ${Math.round(replay.seconds)} s</p>`
+        : replay.problem !== null ? html`<p class="problem">${pieces(label(replay))}: ${pieces(replay.problem)}</p>`
+        : !replay.settings.length && html`<p class=${replay.equal ? "good" : "bad"}>${replay.equal ? "✓ equal to what was recorded" : "✗ not equal: other hardware, threads or library versions?"}</p>`)}</div>
     ${done.length > 0 && html`<div class="wide-table" tabindex="0" role="region" aria-label="recorded and replayed"><table class="lines">
-      <thead><tr><th>metric</th><th class="number">recorded</th>${done.map((one) => html`<th class="number">${pieces(said(one))}</th>`)}</tr></thead>
-      <tbody>${metrics.map((name) => html`<tr><th scope="row">${name}</th><td class="number">${number(done.find((one) => name in one.recorded)?.recorded[name])}</td>
-        ${done.map((one) => html`<td class="number">${exact(one, name)}</td>`)}</tr>`)}</tbody>
+      <thead><tr><th>metric</th><th class="number">recorded</th>${done.map((replay) => html`<th class="number">${pieces(label(replay))}</th>`)}</tr></thead>
+      <tbody>${metrics.map((name) => html`<tr><th scope="row">${name}</th><td class="number">${number(done.find((replay) => name in replay.recorded)?.recorded[name])}</td>
+        ${done.map((replay) => html`<td class="number">${exact(replay, name)}</td>`)}</tr>`)}</tbody>
     </table></div>`}`;
 }
 

@@ -29,8 +29,8 @@ class LastWords {
     const asked = ids.filter((id) => !this.known.has(id)).slice(0, 60);
     if (!asked.length) return;
     for (const id of asked) this.known.set(id, null);
-    const found = /** @type {import("./wire.js").Answers | null} */ (await json("/api/answers", { id: asked, at: this.at }).catch(() => null));
-    for (const id of asked) this.known.set(id, found?.answers[id] ?? "");
+    const answers = /** @type {import("./wire.js").Answers | null} */ (await json("/api/answers", { id: asked, at: this.at }).catch(() => null));
+    for (const id of asked) this.known.set(id, answers?.answers[id] ?? "");
     this.changed.value++;
   }
 }
@@ -120,17 +120,17 @@ const LONGEST = 3500; // the server takes filters of 4,000 characters
 
 /** Filters that together find these rows, none longer than the server takes. @param {string[]} ids @param {string} also */
 function filters(ids, also) {
-  const found = [];
+  const groups = [];
   let some = /** @type {string[]} */ ([]);
   for (const id of ids) {
     if (some.length && oneOf([...some, id]).length + also.length > LONGEST) {
-      found.push(some);
+      groups.push(some);
       some = [];
     }
     some.push(id);
   }
-  if (some.length) found.push(some);
-  return found.map((part) => (also ? `(${also}) and ${oneOf(part)}` : oneOf(part)));
+  if (some.length) groups.push(some);
+  return groups.map((part) => (also ? `(${also}) and ${oneOf(part)}` : oneOf(part)));
 }
 
 /** Rows that a search found, best first, with a column `score`. */

@@ -2,7 +2,7 @@
 import { json, useAnswer } from "./api.js";
 import { count, decimal, plural, seconds, time } from "./format.js";
 import { useKeys } from "./keys.js";
-import { address, change, go, place, version } from "./location.js";
+import { address, change, go, route, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces } from "./text.js";
 import { html, useEffect } from "./ui.js";
@@ -11,7 +11,7 @@ import { html, useEffect } from "./ui.js";
 /** @typedef {import("./wire.js").RunSide} Side */
 
 export function RunsPage() {
-  const { a, b, at } = place.value.params;
+  const { a, b, at } = route.value.params;
   const { value, problem } = useAnswer((stop) => /** @type {Promise<Compared>} */ (json("/api/runs/compare", { a, b, at }, stop)), [a, b, at]);
   useEffect(() => void (value && (version.value = value.version === null ? null : String(value.version))), [value]);
   const turn = (/** @type {number} */ by) => {
@@ -55,7 +55,7 @@ function Differences({ value, at }) {
       <h2>${pieces(stage.stage)} ${stage.only_in && html`<span class="soft">only in ${stage.only_in}</span>`}</h2>
       ${stage.ingredients.length > 0 && html`<${Made} lines=${stage.ingredients} />`}
       ${stage.metrics.length + stage.rows.length > 0 && html`<${Numbers} stage=${stage} />`}
-      ${stage.changed.map((one) => html`<${Rows} changed=${one} at=${at} />`)}
+      ${stage.changed.map((rows) => html`<${Rows} changed=${rows} at=${at} />`)}
     </section>`)}`;
 }
 
@@ -63,7 +63,7 @@ const KINDS = ["config", "seed", "code", "input", "version", "package"];
 
 /** Why the stage differs, by what it was made from. @param {{lines: string[]}} props */
 function Made({ lines }) {
-  const kind = (/** @type {string} */ line) => KINDS.find((one) => line.startsWith(`${one} `)) ?? "other";
+  const kind = (/** @type {string} */ line) => KINDS.find((name) => line.startsWith(`${name} `)) ?? "other";
   const groups = [...KINDS, "other"].map((name) => ({ name, lines: lines.filter((line) => kind(line) === name) })).filter((group) => group.lines.length);
   return html`<table class="lines narrow"><tbody>
     ${groups.map((group) => html`<tr><th scope="row">${group.name}</th><td>${group.lines.map((line) => html`<div class="mono">${pieces(group.name === "other" ? line : line.slice(group.name.length + 1))}</div>`)}</td></tr>`)}
@@ -72,7 +72,7 @@ function Made({ lines }) {
 
 /** Metrics, and rows of outputs. @param {{stage: Compared["stages"][number]}} props */
 function Numbers({ stage }) {
-  const rows = [...stage.metrics, ...stage.rows.map((one) => ({ ...one, name: `rows of ${one.name}` }))];
+  const rows = [...stage.metrics, ...stage.rows.map((output) => ({ ...output, name: `rows of ${output.name}` }))];
   return html`<table class="lines narrow"><thead><tr><th>metric</th><th class="number">a</th><th class="number">b</th><th class="number">b − a</th></tr></thead><tbody>
     ${rows.map(({ name, a, b }) => html`<tr><td>${pieces(name)}</td><td class="number">${told(a)}</td><td class="number">${told(b)}</td><td class="number">${typeof a === "number" && typeof b === "number" ? `${b > a ? "+" : ""}${decimal(b - a, 4)}` : ""}</td></tr>`)}
   </tbody></table>`;
@@ -91,10 +91,10 @@ function Rows({ changed, at }) {
   return html`<h3>Rows of ${changed.output}: a has ${part(changed.a_artifact, changed.a)}, b ${part(changed.b_artifact, changed.b)}${changed.shared ? `, ${count(changed.shared)} of them the same` : ""}</h3>
     <p class="soft">${plural(changed.tasks, "task")} in both, ${count(changed.only_a)} in a alone, ${count(changed.only_b)} in b alone. ${plural(changed.differing, "task")} of both ${changed.differing === 1 ? "has" : "have"} another share of successes${changed.differing > changed.examples.length ? `; the first ${count(changed.examples.length)}` : ""}.</p>
     ${changed.examples.length > 0 && html`<table class="lines"><thead><tr><th>task</th><th>prompt</th><th class="number">succeeded in a</th><th class="number">succeeded in b</th><th>change</th></tr></thead><tbody>
-      ${changed.examples.map((one) => {
-        const better = one.b_solved * one.a_n > one.a_solved * one.b_n;
-        return html`<tr><td><a href=${address("/task", { env: one.env, task_id: one.task_id, at })}>${pieces(one.task_id)}</a></td><td>${pieces(one.prompt)}</td>
-          <td class="number">${of(one.a_solved, one.a_n)}</td><td class="number">${of(one.b_solved, one.b_n)}</td><td class=${better ? "good" : "bad"}>${better ? "✓ gained" : "✗ lost"}</td></tr>`;
+      ${changed.examples.map((example) => {
+        const better = example.b_solved * example.a_n > example.a_solved * example.b_n;
+        return html`<tr><td><a href=${address("/task", { env: example.env, task_id: example.task_id, at })}>${pieces(example.task_id)}</a></td><td>${pieces(example.prompt)}</td>
+          <td class="number">${of(example.a_solved, example.a_n)}</td><td class="number">${of(example.b_solved, example.b_n)}</td><td class=${better ? "good" : "bad"}>${better ? "✓ gained" : "✗ lost"}</td></tr>`;
       })}
     </tbody></table>`}`;
 }

@@ -87,5 +87,5 @@ function Done({ saved }) {
       <button type="button" class="quiet" onClick=${() => copy(saved.wiring, "edge for a pipeline file")}>copy for a pipeline</button></p>
     ${saved.other_splits > 0 && html`<p class="bad">${saved.other_splits} of them are not of the train split.</p>`}
     ${saved.absent > 0 && html`<p class="soft">${plural(saved.absent, "more row")} of this part are not in version ${version}, and not saved.</p>`}
-    ${before.length > 0 && html`<p class="soft">Also of this name, and unchanged: ${before.map((one) => html`<a href=${address("/buffer", { among: one })}>${pieces(one)}</a> `)}. The name alone means the newest.</p>`}`;
+    ${before.length > 0 && html`<p class="soft">Also of this name, and unchanged: ${before.map((name) => html`<a href=${address("/buffer", { among: name })}>${pieces(name)}</a> `)}. The name alone means the newest.</p>`}`;
 }

@@ -1,7 +1,7 @@
 // What is around every page: its tabs, the theme, the keys, and what was just said.
 import { Help, Said, listen, showHelp } from "./keys.js";
 import { Status } from "./progress.js";
-import { followLinks, place } from "./location.js";
+import { followLinks, route } from "./location.js";
 import { json } from "./api.js";
 import { enter, store } from "./served.js";
 import { Stores } from "./stores.js";
@@ -50,7 +50,7 @@ const filled = signal(/** @type {string[] | null} */ (null));
 
 /** @param {Pages} props */
 function Shell({ tabs, others, page }) {
-  const { path } = place.value;
+  const { path } = route.value;
   const [, room, name] = path.split("/");
   const id = name && decoded(name);
   useEffect(() => {
@@ -58,7 +58,7 @@ function Shell({ tabs, others, page }) {
   }, [path]);
   return html`<header class="top">
       <a class="skip" href="#page">skip to the page</a>
-      <nav aria-label="pages">${Object.entries(tabs).filter(([to]) => !filled.value || filled.value.includes(to) || to === path).map(([to, said]) => html`<a href=${to} aria-current=${path === to ? "page" : undefined}>${said}</a>`)}${room in others && html`<span aria-current="page">${others[room]}</span>`}</nav>
+      <nav aria-label="pages">${Object.entries(tabs).filter(([to]) => !filled.value || filled.value.includes(to) || to === path).map(([to, label]) => html`<a href=${to} aria-current=${path === to ? "page" : undefined}>${label}</a>`)}${room in others && html`<span aria-current="page">${others[room]}</span>`}</nav>
       <${Stores} />
       <${Status} />
       <button class="quiet" onClick=${turnTheme}>theme: ${theme.value}</button>
@@ -76,7 +76,7 @@ export async function start(pages) {
   render(html`<${Shell} ...${pages} />`, /** @type {Element} */ (document.getElementById("app")));
   setTimeout(loadOthers, LATER_MS);
   if (!store) return; // a file
-  const look = () => json("/api/tabs").then((found) => (filled.value = found.paths), () => null);
+  const look = () => json("/api/tabs").then((answer) => (filled.value = answer.paths), () => null);
   await look();
   setInterval(() => filled.value && filled.value.length < Object.keys(pages.tabs).length && !document.hidden && look(), LOOK_MS);
 }

@@ -27,12 +27,12 @@ const rowsOf = (table) =>
 
 /** @param {Row[]} rows @returns {Group[]} in the order of their first rows */
 export function groupsOf(rows) {
-  const found = /** @type {Map<string, Row[]>} */ (new Map());
+  const groups = /** @type {Map<string, Row[]>} */ (new Map());
   for (const row of rows) {
     const name = row.group_id ?? row.pair_id ?? row.trajectory_id;
-    found.set(name, [...(found.get(name) ?? []), row]);
+    groups.set(name, [...(groups.get(name) ?? []), row]);
   }
-  return [...found].map(([name, members]) => {
+  return [...groups].map(([name, members]) => {
     const rewards = members.flatMap((row) => row.reward ?? []);
     return { name, rows: members, rewards, flat: members.some((row) => row.group_id !== null) && rewards.length > 1 && Math.min(...rewards) === Math.max(...rewards) };
   });
@@ -78,9 +78,9 @@ function Learned({ artifact, step, at }) {
 
 /** @param {(number | null)[]} values */
 function extent(values) {
-  const there = values.filter((value) => value !== null);
-  if (!there.length) return "–";
-  const [low, high] = [Math.min(...there), Math.max(...there)];
+  const present = values.filter((value) => value !== null);
+  if (!present.length) return "–";
+  const [low, high] = [Math.min(...present), Math.max(...present)];
   return low === high ? number(low) : `${number(low)} to ${number(high)}`;
 }
 

@@ -2,7 +2,7 @@
 import { json, useAnswer } from "./api.js";
 import { count, decimal, percent, plural } from "./format.js";
 import { useKeys } from "./keys.js";
-import { change, go, place, rowAddress, version } from "./location.js";
+import { change, go, route, rowAddress, version } from "./location.js";
 import { Prefixes } from "./prefixes.js";
 import { Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
@@ -13,9 +13,9 @@ import { Versus } from "./versus.js";
 /** @typedef {import("./wire.js").AttemptLine} Attempt */
 
 export function TaskPage() {
-  const { env, task_id, at, a, b } = place.value.params;
+  const { env, task_id, at, a, b } = route.value.params;
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").TaskAttempts>} */ (json("/api/task", { env, task_id, at }, stop)), [env, task_id, at]);
-  const both = useAnswer(async (stop) => {
+  const sides = useAnswer(async (stop) => {
     if (!a || !b) return null;
     const [aligned, left, right] = await Promise.all([
       /** @type {Promise<import("./wire.js").Aligned>} */ (json("/api/align", { a, b, at }, stop)),
@@ -38,12 +38,12 @@ export function TaskPage() {
         <td class="number">${strip.success === null ? "–" : percent(strip.success)}</td>
         <td class="number">${strip.low === null || strip.high === null ? "–" : `${percent(strip.low)} to ${percent(strip.high)}`}</td>
         <td class="number">${count(strip.n)}</td>
-        <td><div class="strip">${strip.attempts.map((one) => html`<${Mark} attempt=${one} a=${a} b=${b} />`)}</div>${strip.rows > strip.attempts.length && html`<span class="soft">the first ${count(strip.attempts.length)} of ${count(strip.rows)}</span>`}</td>
+        <td><div class="strip">${strip.attempts.map((attempt) => html`<${Mark} attempt=${attempt} a=${a} b=${b} />`)}</div>${strip.rows > strip.attempts.length && html`<span class="soft">the first ${count(strip.attempts.length)} of ${count(strip.rows)}</span>`}</td>
       </tr>`)}
     </tbody></table>
     <${Prefixes} env=${value.env} task=${value.task_id} at=${at} rows=${value.rows} />
-    ${both.problem && html`<${Problem} problem=${both.problem} />`}
-    ${both.value && html`<${Side} ...${both.value} at=${at} />`}`;
+    ${sides.problem && html`<${Problem} problem=${sides.problem} />`}
+    ${sides.value && html`<${Side} ...${sides.value} at=${at} />`}`;
 }
 
 /** @param {{attempt: Attempt, a: string | undefined, b: string | undefined}} props */

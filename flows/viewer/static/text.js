@@ -37,17 +37,17 @@ export function visible(text) {
  */
 export function pieces(text) {
   if (!ONE.test(text)) return [text];
-  const found = [];
+  const parts = [];
   let end = 0;
   for (const match of text.matchAll(EVERY)) {
-    if (match.index > end) found.push(text.slice(end, match.index));
+    if (match.index > end) parts.push(text.slice(end, match.index));
     const code = /** @type {number} */ (match[0].codePointAt(0));
     const name = NAMES.get(code) ?? "control or invisible character";
-    found.push(html`<span class="sign" title=${`U+${code.toString(16).toUpperCase().padStart(4, "0")} ${name}`}>${sign(match[0])}</span>`);
+    parts.push(html`<span class="sign" title=${`U+${code.toString(16).toUpperCase().padStart(4, "0")} ${name}`}>${sign(match[0])}</span>`);
     end = match.index + match[0].length;
   }
-  found.push(text.slice(end));
-  return found;
+  parts.push(text.slice(end));
+  return parts;
 }
 
 const SGR = /\u001b\[([0-9;]*)m/g;
@@ -61,11 +61,11 @@ const COLOURS = ["black", "red", "green", "yellow", "blue", "magenta", "cyan", "
 export function terminal(text) {
   if (!text.includes("\u001b[")) return pieces(text);
   /** @type {import("./vendor/preact.js").Child[]} */
-  const found = [];
+  const parts = [];
   const style = new Set();
   let end = 0;
   const add = (/** @type {string} */ part) => {
-    if (part) found.push(style.size ? html`<span class=${[...style].join(" ")}>${pieces(part)}</span>` : pieces(part));
+    if (part) parts.push(style.size ? html`<span class=${[...style].join(" ")}>${pieces(part)}</span>` : pieces(part));
   };
   for (const match of text.matchAll(SGR)) {
     add(text.slice(end, match.index));
@@ -73,7 +73,7 @@ export function terminal(text) {
     end = match.index + match[0].length;
   }
   add(text.slice(end));
-  return found;
+  return parts;
 }
 
 /** @param {Set<string>} style @param {number} code of SGR: 0 resets, 1 and 4 are bold and underlined, 30 to 37 colours */
@@ -108,29 +108,29 @@ export function Text({ text }) {
 
 /** Cut at the last line break before each chunk's end; a longer line is cut anywhere. @param {string} text */
 function chunks(text) {
-  const found = [];
+  const parts = [];
   let start = 0;
   while (text.length - start > CHUNK) {
     const line = text.lastIndexOf("\n", start + CHUNK) + 1;
     const end = line > start ? line : start + CHUNK;
-    found.push(text.slice(start, end));
+    parts.push(text.slice(start, end));
     start = end;
   }
-  found.push(text.slice(start));
-  return found;
+  parts.push(text.slice(start));
+  return parts;
 }
 
 /** @param {string} text */
 export function withImages(text) {
   if (!text.includes("data:image/")) return terminal(text);
-  const found = [];
+  const parts = [];
   let end = 0;
   for (const match of text.matchAll(IMAGE)) {
-    found.push(terminal(text.slice(end, match.index)), html`<${Picture} source=${match[0]} />`);
+    parts.push(terminal(text.slice(end, match.index)), html`<${Picture} source=${match[0]} />`);
     end = match.index + match[0].length;
   }
-  found.push(terminal(text.slice(end)));
-  return found;
+  parts.push(terminal(text.slice(end)));
+  return parts;
 }
 
 /** A picture inside a message: its address until the reader asks for it. @param {{source: string}} props */

@@ -5,8 +5,8 @@ import { signal } from "./ui.js";
 const NEXT = { system: "light", light: "dark", dark: "system" };
 
 function stored() {
-  const found = localStorage.getItem("theme") ?? "system";
-  return found in NEXT ? found : "system";
+  const stored = localStorage.getItem("theme") ?? "system";
+  return stored in NEXT ? stored : "system";
 }
 
 export const theme = signal(stored());

@@ -14,27 +14,27 @@ const isSet = (bits, i) => (bits[i >> 3] & (1 << (i & 7))) !== 0;
 function floats(table, name) {
   const column = table.getChild(name);
   if (!column) return null;
-  const found = new Float32Array(column.length);
+  const numbers = new Float32Array(column.length);
   let end = 0;
   for (const { length, nullCount, values, validity } of column.data) {
-    found.set(values.subarray(0, length), end);
-    if (nullCount) for (let i = 0; i < length; i++) if (!isSet(validity, i)) found[end + i] = NaN;
+    numbers.set(values.subarray(0, length), end);
+    if (nullCount) for (let i = 0; i < length; i++) if (!isSet(validity, i)) numbers[end + i] = NaN;
     end += length;
   }
-  return found;
+  return numbers;
 }
 
 /** @param {Table} table @param {string} name @returns {Uint8Array | null} 1 for true; null without the column */
 function flags(table, name) {
   const column = table.getChild(name);
   if (!column) return null;
-  const found = new Uint8Array(column.length);
+  const flags = new Uint8Array(column.length);
   let end = 0;
   for (const { length, nullCount, values, validity } of column.data) {
-    for (let i = 0; i < length; i++) found[end + i] = isSet(values, i) && (!nullCount || isSet(validity, i)) ? 1 : 0;
+    for (let i = 0; i < length; i++) flags[end + i] = isSet(values, i) && (!nullCount || isSet(validity, i)) ? 1 : 0;
     end += length;
   }
-  return found;
+  return flags;
 }
 
 /** One row's tokens. Every column has `length` values; numbers that are not known are NaN. */
@@ -116,17 +116,17 @@ export class Tokens {
    */
   blocks(a, b) {
     /** @type {[number, number][]} */
-    const found = [];
+    const spans = [];
     while (b - a > BLOCK) {
       let cut = a + BLOCK;
       while (cut > a + BLOCK / 2 && !this.endsLine(cut - 1)) cut--;
       if (!this.endsLine(cut - 1)) cut = a + BLOCK;
       while (cut > a + 1 && this.joined[cut]) cut--;
-      found.push([a, cut]);
+      spans.push([a, cut]);
       a = cut;
     }
-    if (a < b) found.push([a, b]);
-    return found;
+    if (a < b) spans.push([a, b]);
+    return spans;
   }
 }
 
@@ -136,14 +136,14 @@ export const SPECIAL = /<\|(?:im_start|start_header_id)\|>\w*(?:<\|end_header_id
 /** Which tokens are of the chat template, by their text. Bytes are letters here, so that places in the text are bytes. @param {Tokens} tokens */
 function templates({ text, start, size, length }) {
   const letters = new TextDecoder("latin1").decode(text);
-  const found = new Uint8Array(length);
+  const covered = new Uint8Array(length);
   let i = 0;
   for (const match of letters.matchAll(SPECIAL)) {
     const end = match.index + match[0].length;
     while (i < length && start[i] < match.index) i++;
-    for (; i < length && start[i] + size[i] <= end; i++) found[i] = 1;
+    for (; i < length && start[i] + size[i] <= end; i++) covered[i] = 1;
   }
-  return found;
+  return covered;
 }
 
 /**

@@ -6,7 +6,7 @@ import { Curves, LiveCurves } from "./curves.js";
 import { count, plural, time } from "./format.js";
 import { useKeys } from "./keys.js";
 import { lost, useChanges, usePulse } from "./live.js";
-import { address, change, go, place, version } from "./location.js";
+import { address, change, go, route, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { Stopped, farNow } from "./progress.js";
 import { Step } from "./step.js";
@@ -22,7 +22,7 @@ const WHOLE = -1; // no log has this length: all of it is asked for
 const link = ({ artifact, run_id, stage }) => address("/training", artifact ? { artifact } : { run: run_id, stage });
 
 export function TrainingPage() {
-  const { artifact, run, stage } = place.value.params;
+  const { artifact, run, stage } = route.value.params;
   const changes = useChanges((now) => [now.runs, now.stages, Object.keys(now.live)]);
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").TrainingStages>} */ (json("/api/training", {}, stop)), [changes]);
   useEffect(() => void (version.value = null), []);
@@ -35,8 +35,8 @@ export function TrainingPage() {
   if (!value) return html`<h1>Training</h1><p class="soft waiting">reading the store …</p>`;
   const { stages } = value;
   if (!stages.length) return html`<h1>Training</h1><${Empty} says="No stage has trained yet." command="agentrl run quickstart" />`;
-  const fits = (/** @type {Stage} */ one) =>
-    artifact ? one.artifact !== null && artifact.startsWith(one.artifact) : run ? one.run_id === run && one.stage === stage : true;
+  const fits = (/** @type {Stage} */ listed) =>
+    artifact ? listed.artifact !== null && artifact.startsWith(listed.artifact) : run ? listed.run_id === run && listed.stage === stage : true;
   const shown = stages.find(fits);
   return html`<h1>Training</h1>
     <details open=${!shown || !(artifact || run)}><summary>${plural(stages.length, "stage")} that trained</summary><${List} stages=${stages} shown=${shown} /></details>
@@ -49,7 +49,7 @@ const now = { curves: null };
 /** @param {number} by */
 function move(by) {
   const steps = now.curves?.steps ?? [];
-  const here = steps.indexOf(Number(place.value.params.step ?? NaN));
+  const here = steps.indexOf(Number(route.value.params.step ?? NaN));
   const next = here < 0 ? (by > 0 ? 0 : steps.length - 1) : here + by;
   if (next >= 0 && next < steps.length) change({ step: steps[next] });
 }
@@ -58,12 +58,12 @@ function move(by) {
 function List({ stages, shown }) {
   return html`<table class="lines">
     <thead><tr><th>stage</th><th>uses</th><th>run</th><th>when (UTC)</th><th class="number">steps</th></tr></thead>
-    <tbody>${stages.map((one) => html`<tr class=${one === shown ? "chosen" : ""}>
-      <td><a href=${link(one)} aria-current=${one === shown ? "true" : undefined}>${pieces(one.artifact ?? one.stage)}</a></td>
-      <td>${one.uses && html`${pieces(one.uses)} `}${one.artifact ? "" : one.ended ? html`<span class=${`status ${one.ended}`}>✗ ${one.ended}</span>` : html`<span class="status running">◌ trains now</span>`}</td>
-      <td><a href=${`/run/${encodeURIComponent(one.run_id)}`}>${pieces(one.run_id)}</a></td>
-      <td>${time(one.when)}</td>
-      <td class="number">${one.artifact ? count(one.steps) : ""}</td>
+    <tbody>${stages.map((listed) => html`<tr class=${listed === shown ? "chosen" : ""}>
+      <td><a href=${link(listed)} aria-current=${listed === shown ? "true" : undefined}>${pieces(listed.artifact ?? listed.stage)}</a></td>
+      <td>${listed.uses && html`${pieces(listed.uses)} `}${listed.artifact ? "" : listed.ended ? html`<span class=${`status ${listed.ended}`}>✗ ${listed.ended}</span>` : html`<span class="status running">◌ trains now</span>`}</td>
+      <td><a href=${`/run/${encodeURIComponent(listed.run_id)}`}>${pieces(listed.run_id)}</a></td>
+      <td>${time(listed.when)}</td>
+      <td class="number">${listed.artifact ? count(listed.steps) : ""}</td>
     </tr>`)}</tbody>
   </table>`;
 }
@@ -103,13 +103,13 @@ function Live({ stage }) {
 /** Why a stage ended without an artifact, and how to go on. @param {{stage: Stage}} props */
 function Ended({ stage }) {
   const { value } = useAnswer((stop) => /** @type {Promise<import("./wire.js").RunAnswer>} */ (json("/api/run", { run: stage.run_id }, stop)), [stage.run_id, stage.ended]);
-  const own = value?.stages.find((one) => one.stage === stage.stage);
+  const own = value?.stages.find((other) => other.stage === stage.stage);
   return value && own ? html`<${Stopped} stage=${own} run=${value} />` : null;
 }
 
 /** @param {{stage: Stage, curves: Curves}} props */
 function Charts({ stage, curves }) {
-  const { step: wanted, at } = place.value.params;
+  const { step: wanted, at } = route.value.params;
   const step = wanted === undefined ? null : Number(wanted);
   useEffect(() => {
     now.curves = curves;
@@ -143,8 +143,8 @@ function Lines({ curves, step, choose }) {
       <button disabled=${first === 0} onClick=${() => setStart(Math.max(0, first - LINES))}>earlier</button> <button disabled=${first + LINES >= total} onClick=${() => setStart(first + LINES)}>later</button></p>
     <div class="wide-table" tabindex="0" role="region" aria-label="metrics by step"><table class="lines">
     <thead><tr><th>step</th>${[...curves.columns.keys()].map((name) => html`<th class="number">${name}</th>`)}</tr></thead>
-    <tbody>${rows.map((one, i) => html`<tr class=${one === step ? "chosen" : ""}>
-      <td><button class="quiet" aria-pressed=${one === step ? "true" : "false"} onClick=${() => choose(one)}>${one}</button></td>
+    <tbody>${rows.map((row, i) => html`<tr class=${row === step ? "chosen" : ""}>
+      <td><button class="quiet" aria-pressed=${row === step ? "true" : "false"} onClick=${() => choose(row)}>${row}</button></td>
       ${[...curves.columns.values()].map((values) => html`<td class="number">${number(values[first + i])}</td>`)}
     </tr>`)}</tbody></table></div>`;
 }

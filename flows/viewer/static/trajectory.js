@@ -9,7 +9,7 @@ import { oneOf } from "./filter.js";
 import { copy, say, useKeys } from "./keys.js";
 import { LENSES, lacking, spoken } from "./lenses.js";
 import { Ribbon } from "./lineage.js";
-import { address, change, go, place, rowAddress, version } from "./location.js";
+import { address, change, go, route, rowAddress, version } from "./location.js";
 import { useMarks } from "./matches.js";
 import { Minimap } from "./minimap.js";
 import { Painter } from "./painter.js";
@@ -27,7 +27,7 @@ import { html, useEffect, useMemo } from "./ui.js";
 
 /** @param {{id: string}} props */
 export function TrajectoryPage({ id }) {
-  const { at } = place.value.params;
+  const { at } = route.value.params;
   const { value, problem } = useAnswer(async (stop) => {
     const [row, tokens] = await Promise.all([
       /** @type {Promise<Row>} */ (json(`/api/rows/${encodeURIComponent(id)}`, { at }, stop)),
@@ -43,11 +43,11 @@ export function TrajectoryPage({ id }) {
 
 /** @param {{id: string, row: Row, tokens: Tokens}} props */
 function Trajectory({ id, row, tokens }) {
-  const { at, lens: wanted, t, m, template, found } = place.value.params;
-  useMarks(".conversation", found ? found.split("\n") : []);
+  const { at, lens: wanted, t, m, template, found: marked } = route.value.params;
+  useMarks(".conversation", marked ? marked.split("\n") : []);
   const whole = template ? template === "shown" : tokens.length > FOLDED;
-  const usable = LENSES.filter((one) => !lacking(one, tokens));
-  const lens = usable.find((one) => one.id === wanted) ?? (t !== undefined && !wanted ? usable[0] : null) ?? null;
+  const usable = LENSES.filter((candidate) => !lacking(candidate, tokens));
+  const lens = usable.find((candidate) => candidate.id === wanted) ?? (t !== undefined && !wanted ? usable[0] : null) ?? null;
   const written = wanted === "text";
   const source = lens?.needs.map((name) => tokens.sources[name]).find(Boolean); // the stage that wrote what is shown
   const painter = useMemo(() => new Painter(tokens, lens ?? LENSES[0], !whole), [tokens, whole]);
@@ -82,7 +82,7 @@ function Trajectory({ id, row, tokens }) {
   const { attempts } = row.neighbours;
   const here = attempts.indexOf(id);
   const attempt = (/** @type {number} */ by) => attempts[here + by] && go(rowAddress(attempts[here + by], { at, lens: wanted }));
-  const ids = ["read", "text", ...usable.map((one) => one.id)];
+  const ids = ["read", "text", ...usable.map((candidate) => candidate.id)];
   const turnLens = (/** @type {number} */ by) => change({ lens: ids[(ids.indexOf(lens?.id ?? (written ? "text" : "read")) + by + ids.length) % ids.length].replace("read", "") });
   const next = () => nextBreach(tokens, token);
   useKeys({
@@ -111,11 +111,11 @@ function Trajectory({ id, row, tokens }) {
     <div class="lensbar">
       <${LensBar} tokens=${tokens} chosen=${lens?.id ?? (written ? "text" : "read")} />
       ${lens && html`<button class="quiet" aria-pressed=${whole ? "false" : "true"} onClick=${() => change({ template: whole ? "folded" : "shown" })}>${whole ? "fold template tokens" : "show template tokens"}</button>`}
-      ${lens && html`<ul class="legend" aria-label=${`legend of the lens ${lens.name}`}>${lens.legend(tokens).map((one) => html`<li><span class=${`swatch ${one.mark}`}></span>${one.says}</li>`)}
+      ${lens && html`<ul class="legend" aria-label=${`legend of the lens ${lens.name}`}>${lens.legend(tokens).map((entry) => html`<li><span class=${`swatch ${entry.mark}`}></span>${entry.says}</li>`)}
         ${source && html`<li class="soft">by ${pieces(source)}</li>`}</ul>`}
       <${Proof} row=${row} tokens=${tokens} jump=${() => jump(next())} />
     </div>
-    ${lens && row.messages.every((one) => one.token_end === null) && html`<p class="soft">No message says where its tokens are, so all of them stand at the last one.</p>`}
+    ${lens && row.messages.every((message) => message.token_end === null) && html`<p class="soft">No message says where its tokens are, so all of them stand at the last one.</p>`}
     <div class=${`columns-of-row${lens ? "" : row.messages.length > 2 ? " with-outline" : " plain"}${whole ? "" : " folding"}`}>
       ${!lens && row.messages.length > 2 && html`<${Outline} messages=${row.messages} current=${current} open=${turnTo} />`}
       <div onClick=${(/** @type {Event} */ event) => painter.at(event.target) >= 0 && String(getSelection()) === "" && jump(painter.at(event.target))}>
@@ -158,7 +158,7 @@ function show(number, frames = 600) {
 /** @param {Tokens} tokens @param {number} token */
 function nextBreach(tokens, token) {
   const all = [...tokens.breaches.keys()].sort((a, b) => a - b);
-  return all.find((one) => one > token) ?? all[0];
+  return all.find((position) => position > token) ?? all[0];
 }
 
 /** @param {{id: string, row: Row, at: string | undefined, lens: string | undefined}} props */
@@ -172,7 +172,7 @@ function Title({ id, row, at, lens }) {
     <h1>${visible(id)}${selected.value.has(id) ? " ●" : ""}</h1>
     <span class=${success === null ? "soft" : success ? "good" : "bad"}>${success === null ? "unscored" : success ? "✓ success" : "✗ failed"}</span>
     <span>reward ${decimal(reward)}</span>
-    ${row.reward_components.map((one) => html`<span class="soft">${pieces(one.name)} ${decimal(one.value)}${one.weight === 1 ? "" : ` × ${decimal(one.weight)}`}</span>`)}
+    ${row.reward_components.map((component) => html`<span class="soft">${pieces(component.name)} ${decimal(component.value)}${component.weight === 1 ? "" : ` × ${decimal(component.weight)}`}</span>`)}
     <span>${termination}</span>
     <${Errors} row=${row} />
     <span class="soft">${pieces(String(env))}, ${pieces(String(split))}, level ${level}</span>

@@ -3,7 +3,7 @@ import { json, useAnswer } from "./api.js";
 import { AsTable, Drawing, RampLegend, ramp } from "./tree_boxes.js";
 import { count, decimal, plural } from "./format.js";
 import { useKeys } from "./keys.js";
-import { address, change, go, place, rowAddress, version } from "./location.js";
+import { address, change, go, route, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { html, useEffect, useMemo } from "./ui.js";
@@ -13,7 +13,7 @@ import { html, useEffect, useMemo } from "./ui.js";
 const PAGE = 100;
 
 export function TreePage() {
-  const { artifact, task_id, offset = "0" } = place.value.params;
+  const { artifact, task_id, offset = "0" } = route.value.params;
   return task_id && artifact ? html`<${One} artifact=${artifact} task=${task_id} />` : html`<${All} artifact=${artifact} offset=${Number(offset) || 0} />`;
 }
 
@@ -26,7 +26,7 @@ function worth({ value, low, high, visits }) {
 
 /** @param {{artifact: string | undefined, offset: number}} props */
 function All({ artifact, offset }) {
-  const { at } = place.value.params;
+  const { at } = route.value.params;
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").SearchTrees>} */ (json("/api/search-trees", { artifact, offset, limit: PAGE }, stop)), [artifact, offset]);
   useEffect(() => void (version.value = null), []);
   useKeys({ "/": { does: "filter the buffer", run: () => go(address("/buffer", { at })) } });
@@ -45,13 +45,13 @@ function All({ artifact, offset }) {
 
 /** @param {{artifact: string, task: string}} props */
 function One({ artifact, task }) {
-  const { at, node = "0" } = place.value.params;
+  const { at, node = "0" } = route.value.params;
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").SearchTree>} */ (json("/api/search-tree", { artifact, task_id: task, at }, stop)), [artifact, task, at]);
   useEffect(() => void (value && (version.value = String(value.version))), [value]);
   const boxes = useMemo(() => value?.nodes.map(box) ?? [], [value]);
   const chosen = Math.max(0, Math.min(boxes.length - 1, Number(node) || 0));
   const choose = (/** @type {number} */ i) => change({ node: i });
-  const path = value?.nodes.flatMap((one, i) => (one.best ? [i] : [])).sort((a, b) => boxes[a].x - boxes[b].x) ?? [];
+  const path = value?.nodes.flatMap((item, i) => (item.best ? [i] : [])).sort((a, b) => boxes[a].x - boxes[b].x) ?? [];
   const here = value?.nodes[chosen];
   useKeys({
     j: { does: "next node", run: () => choose(Math.min(boxes.length - 1, chosen + 1)) },
@@ -77,7 +77,7 @@ function One({ artifact, task }) {
       <pre>${pieces(here.text)}</pre>
     </section>
     <${AsTable} rows=${() => html`<table class="lines"><thead><tr><th class="number">node</th><th class="number">after</th><th class="number">mean reward, 95 % interval, n</th><th class="number">end here</th><th class="number">reward</th><th class="number">round</th><th>text</th></tr></thead><tbody>
-      ${value.nodes.map((one, i) => html`<tr class=${i === chosen ? "chosen" : ""}><td class="number"><a href=${rowOf(one, at)}>${i}</a>${one.best ? " ★" : ""}</td><td class="number">${one.parent ?? ""}</td><td class="number">${worth(one)}</td><td class="number">${count(one.own)}</td><td class="number">${decimal(one.reward)}</td><td class="number">${one.born}</td><td>${pieces(one.text.slice(0, 120))}</td></tr>`)}
+      ${value.nodes.map((item, i) => html`<tr class=${i === chosen ? "chosen" : ""}><td class="number"><a href=${rowOf(item, at)}>${i}</a>${item.best ? " ★" : ""}</td><td class="number">${item.parent ?? ""}</td><td class="number">${worth(item)}</td><td class="number">${count(item.own)}</td><td class="number">${decimal(item.reward)}</td><td class="number">${item.born}</td><td>${pieces(item.text.slice(0, 120))}</td></tr>`)}
     </tbody></table>`} />`;
 }
 

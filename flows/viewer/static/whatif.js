@@ -2,7 +2,7 @@
 import { json, useAnswer } from "./api.js";
 import { plural, seconds } from "./format.js";
 import { useUnfinished } from "./live.js";
-import { change, place } from "./location.js";
+import { change, route } from "./location.js";
 import { Problem } from "./problem.js";
 import { pieces } from "./text.js";
 import { html, useState } from "./ui.js";
@@ -11,7 +11,7 @@ import { html, useState } from "./ui.js";
 /** @typedef {import("./wire.js").StageBox} StageBox */
 
 /** The settings in the address, each STAGE.KEY=VALUE: one a line. */
-const settings = () => (place.value.params.set ?? "").split("\n").filter(Boolean);
+const settings = () => (route.value.params.set ?? "").split("\n").filter(Boolean);
 
 /** The plan with the settings of the address; nothing without any. @param {string | null | undefined} pipeline */
 export function useWhatIf(pipeline) {
@@ -29,10 +29,10 @@ export function useWhatIf(pipeline) {
 
 /**
  * The form, the settings that were given, and what would run with them.
- * @param {{pipeline: string, stages: StageBox[], chosen: string | undefined, found: ReturnType<typeof useWhatIf>}} props
+ * @param {{pipeline: string, stages: StageBox[], chosen: string | undefined, whatIf: ReturnType<typeof useWhatIf>}} props
  */
-export function WhatIf({ pipeline, stages, chosen, found }) {
-  const { given, plan, problem } = found;
+export function WhatIf({ pipeline, stages, chosen, whatIf }) {
+  const { given, plan, problem } = whatIf;
   const known = useAnswer((stop) => /** @type {Promise<import("./wire.js").KnownSettings>} */ (json("/api/settings", { pipeline }, stop)), [pipeline]);
   const [text, setText] = useState("");
   const set = (/** @type {string[]} */ next) => change({ set: next.join("\n") });
@@ -40,16 +40,16 @@ export function WhatIf({ pipeline, stages, chosen, found }) {
     event.preventDefault();
     const name = text.slice(0, text.indexOf("=")).trim();
     if (!name) return;
-    set([...given.filter((one) => !one.startsWith(`${name}=`)), `${name}=${text.slice(text.indexOf("=") + 1).trim()}`]);
+    set([...given.filter((setting) => !setting.startsWith(`${name}=`)), `${name}=${text.slice(text.indexOf("=") + 1).trim()}`]);
     setText("");
   };
-  const of = known.value?.settings.filter((one) => !chosen || one.name.startsWith(`${chosen}.`)) ?? [];
+  const of = known.value?.settings.filter((setting) => !chosen || setting.name.startsWith(`${chosen}.`)) ?? [];
   return html`<form class="what-if" onSubmit=${add}>
       <label for="what-if">what if</label>
       <input id="what-if" class="mono" list="settings" value=${text} placeholder="dpo.beta = 0.3" spellcheck=${false} autocomplete="off" onInput=${(/** @type {Event} */ event) => setText(/** @type {HTMLInputElement} */ (event.target).value)} />
-      <datalist id="settings">${of.map((one) => html`<option value=${`${one.name} = ${one.value}`}></option>`)}</datalist>
+      <datalist id="settings">${of.map((setting) => html`<option value=${`${setting.name} = ${setting.value}`}></option>`)}</datalist>
       <button disabled=${text.indexOf("=") < 1}>plan</button>
-      ${given.map((one) => html`<span class="tag mono">${pieces(one)} <button type="button" class="quiet" aria-label=${`without ${one}`} onClick=${() => set(given.filter((other) => other !== one))}>✗</button></span>`)}
+      ${given.map((setting) => html`<span class="tag mono">${pieces(setting)} <button type="button" class="quiet" aria-label=${`without ${setting}`} onClick=${() => set(given.filter((other) => other !== setting))}>✗</button></span>`)}
     </form>
     ${problem && html`<${Problem} problem=${problem} />`}
     ${given.length > 0 && !problem && html`<p role="status" class=${plan?.problem ? "problem" : ""}>${plan ? told(plan, stages) : "the plan is being made …"}</p>`}`;

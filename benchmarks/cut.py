@@ -212,7 +212,15 @@ def _changed_rows_named(gold: "Cut", other: "Store") -> int:
     return len(set(ids) & set(verify(other.buffer, gold.folder).changed))
 
 
-PARTS: dict[str, Callable[[], None]] = {"redaction": redaction, "rewards": rewards, "cuts": cuts}
+def text() -> None:
+    """How long a search for words takes, and how large its index is."""
+    from benchmarks import fulltext
+
+    fulltext.main()
+    missed.extend(fulltext.missed)
+
+
+PARTS: dict[str, Callable[[], None]] = {"redaction": redaction, "rewards": rewards, "cuts": cuts, "text": text}
 
 
 def main() -> None:

@@ -20,11 +20,13 @@ from buffer_data import make
 
 from agentrl.datastore import TrajectoryBuffer
 
-ROWS = 5_000 if os.environ.get("SCALE") == "small" else 100_000
+SMALL = os.environ.get("SCALE") == "small"  # words that few rows hold make an index of few rows large
+ROWS = 5_000 if SMALL else 100_000
 CHUNK = 5_000
 VOCABULARY, EXPONENT = 200_000, 1.05
 WORDS_PER_TOKEN = 0.75
 LIMIT_MS, LIMIT_SHARE = 100, 0.40
+missed: list[str] = []
 
 
 def words(random: np.random.Generator) -> np.ndarray:
@@ -82,6 +84,8 @@ def measured(figure: str, action: Callable[[], Any], runs: int = 7) -> None:
 
 def line(figure: str, value: float, unit: str, target: float | None = None) -> None:
     verdict = "" if target is None else f" (target below {target:g} {unit}): {'met' if value < target else 'MISSED'}"
+    if target is not None and value >= target:
+        missed.append(figure.strip())
     print(f"{figure}: {value:,.1f} {unit}{verdict}", flush=True)
 
 
@@ -98,7 +102,7 @@ def main() -> None:
         line("the same, processor time", time.process_time() - cpu, "s")
         line("memory of the process then", psutil.Process().memory_info().rss / 2**20, "MiB")
         line("data", data / 2**20, "MiB")
-        line("index, of the data", 100 * state.bytes / data, "%", 100 * LIMIT_SHARE)
+        line("index, of the data", 100 * state.bytes / data, "%", None if SMALL else 100 * LIMIT_SHARE)
         ask(buffer, vocabulary)
 
 

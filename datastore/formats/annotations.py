@@ -66,14 +66,14 @@ def annotate(
     for part in batched(given, AT_ONCE):
         fine = [
             each
-            for each in (_read(location, fields, source, defaults or {}, refused) for location, fields in part)
+            for each in (read(location, fields, source, defaults or {}, refused) for location, fields in part)
             if each
         ]
-        fitting = _fitting(buffer, fine, refused)
+        fit = _fitting(buffer, fine, refused)
         if strict:
-            checked += fitting
+            checked += fit
             continue
-        done = table.append(fitting)
+        done = table.append(fit)
         rows, already = rows + done.rows, already + done.already
     if strict:
         if refused:
@@ -89,7 +89,7 @@ def _told(refused: Sequence[Unreadable]) -> str:
     return "annotations that do not fit, nothing was written:\n  " + "\n  ".join([*lines, *more])
 
 
-def _read(
+def read(
     location: str, given: Any, source: str, defaults: Mapping[str, Any], refused: list[Unreadable]
 ) -> tuple[str, Annotation] | None:
     """The annotation that fields say, or None if they say none, which is added to ``refused``."""
@@ -137,7 +137,19 @@ def _fitting(
     tokens = _tokens(buffer, wanted)
     turns = _turns(buffer, sorted({a.trajectory_id for _, a in given if a.turn is not None} & tokens.keys()))
     pairs = _pairs(buffer, sorted({a.trajectory_id for _, a in given if a.pair_id is not None} & tokens.keys()))
-    fitting = []
+    return fitting(given, tokens, turns, pairs, refused)
+
+
+def fitting(
+    given: Sequence[tuple[str, Annotation]],
+    tokens: Mapping[str, int],
+    turns: Mapping[str, int],
+    pairs: Mapping[str, Sequence[str]],
+    refused: list[Unreadable],
+) -> list[Annotation]:
+    """The annotations that fit rows with so many ``tokens`` and assistant messages, preferred in these ``pairs``;
+    others are added to ``refused``."""
+    those = []
     for location, annotation in given:
         name = annotation.trajectory_id
         problem: tuple[str, str] | None = None
@@ -150,10 +162,10 @@ def _fitting(
         elif annotation.pair_id is not None and annotation.pair_id not in pairs.get(name, ()):
             problem = "pair_id", f"is {annotation.pair_id[:60]!r}; {_preferred(pairs.get(name, []))}"
         if problem is None:
-            fitting.append(annotation)
+            those.append(annotation)
         else:
             refused.append(Unreadable(location, *problem, _excerpt(annotation)))
-    return fitting
+    return those
 
 
 def _excerpt(annotation: Annotation) -> str:

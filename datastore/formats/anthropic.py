@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from agentrl.datastore.formats.annotated import in_record
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import json_text, text_of, tools_text
 from agentrl.datastore.formats.notes import Notes
@@ -195,7 +196,8 @@ def _line(row: Trajectory) -> dict[str, Any]:
             messages.append({"role": role, "content": blocks})
     line: dict[str, Any] = {"system": "\n\n".join(system), "messages": messages}
     tools = [_schema(tool) for tool in functions(row.tools)]
-    return line | ({"model": row.policy} if row.policy else {}) | ({"tools": tools} if tools else {})
+    line |= ({"model": row.policy} if row.policy else {}) | ({"tools": tools} if tools else {})
+    return line | in_record(row)
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:

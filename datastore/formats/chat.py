@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.datastore.formats import anthropic
+from agentrl.datastore.formats.annotated import in_record
 from agentrl.datastore.formats.completions import (
     FINISHES,
     SETTINGS,
@@ -113,4 +114,4 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
 
 def _line(row: Trajectory) -> dict[str, Any]:
     tools = functions(row.tools)
-    return {"messages": to_chat(row.messages)} | ({"tools": tools} if tools else {})
+    return {"messages": to_chat(row.messages)} | ({"tools": tools} if tools else {}) | in_record(row)

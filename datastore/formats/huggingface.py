@@ -1,6 +1,7 @@
 """Hugging Face ``datasets``: every column, exactly, both ways; the schema version travels in the Arrow metadata."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ import pyarrow as pa
 
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats import parts
+from agentrl.datastore.formats.annotated import KEY, AnnotatedRow, in_record
 from agentrl.datastore.formats.rows import batched
 from agentrl.datastore.formats.source import Row, Source, Stretch
 from agentrl.datastore.optional import optional
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 BATCH_ROWS = 256
+_SAID = pa.field(KEY, pa.string())
 
 
 def _library() -> Any:
@@ -48,9 +51,15 @@ def write(rows: Iterable[Trajectory], path: Path) -> int:
     """A folder as ``datasets.load_from_disk`` reads it."""
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
         file = Path(folder) / "rows.arrow"
-        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, TRAJECTORY_SCHEMA) as stream:
-            for batch in batched(rows, BATCH_ROWS):
-                stream.write_table(as_table(list(batch)).cast(TRAJECTORY_SCHEMA))
+        rows = iter(rows)
+        first = list(islice(rows, 1))  # all rows carry annotations, or none
+        more = [_SAID] if first and isinstance(first[0], AnnotatedRow) else []
+        schema = pa.schema([*TRAJECTORY_SCHEMA, *more], TRAJECTORY_SCHEMA.metadata)
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
+            for batch in batched(chain(first, rows), BATCH_ROWS):
+                table = as_table(batch).cast(TRAJECTORY_SCHEMA)
+                texts = [[in_record(row, text=True)[KEY] for row in batch]] if more else []
+                stream.write_table(pa.Table.from_arrays([*table.columns, *texts], schema=schema))
         dataset = _library().Dataset.from_file(str(file))
         dataset.save_to_disk(str(path))
         return len(dataset)
@@ -62,13 +71,15 @@ def read(source: Source) -> Iterator[Row]:
     if missing := [name for name in required if name not in dataset.column_names]:
         raise StoreError(f"{source.name} is no dataset of trajectories: it lacks the columns {', '.join(missing)}")
     first, end, source.number = source.span or (0, len(dataset), 0)
-    for name in set(dataset.column_names) - set(TRAJECTORY_SCHEMA.names):
+    said_of_rows = KEY in dataset.column_names
+    for name in set(dataset.column_names) - {*TRAJECTORY_SCHEMA.names, KEY}:
         source.notes.ignored[name] += end - first
     for start in range(first, end, BATCH_ROWS):
         part = dataset.select(range(start, min(start + BATCH_ROWS, end)))
-        for row in source.pylist(from_dataset(part)):
+        texts = part[KEY] if said_of_rows else [None] * len(part)
+        for row, text in zip(source.pylist(from_dataset(part)), texts, strict=True):
             source.number += 1
-            source.record = row
+            source.record = {**row, KEY: text} if text else row
             yield row
 
 

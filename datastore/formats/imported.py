@@ -35,6 +35,8 @@ class Imported:
     unreadable: list[dict[str, str]] = field(default_factory=list)
     present: int = 0
     """Rows of sessions that have grown which the buffer has already."""
+    annotations: int = 0
+    """Annotations of rows that their records carry, and that were added."""
     superseded: int = 0
     """Rows that were removed, since a new one goes on from them."""
 

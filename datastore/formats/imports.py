@@ -25,6 +25,7 @@ from agentrl.datastore.formats.raw import MAX_RECORD
 from agentrl.datastore.formats.recognise import Recognised, format_of
 from agentrl.datastore.formats.rows import NAMELESS
 from agentrl.datastore.formats.source import Source
+from agentrl.datastore.formats.taken import TakenAnnotations
 from agentrl.datastore.formats.workers import File, read_files
 from agentrl.schemas.arrow import from_table
 from agentrl.schemas.trajectory import Trajectory
@@ -151,7 +152,7 @@ class Reading:
         self.progress: Callable[[int, int, int], None] | None = None
         self.earlier: EarlierSessions | None = None
         joined = SideFile(labels.join, labels.on or "source_id", notes) if labels.join else None
-        self.labelling = Labelling(labels, notes, joined)
+        self.labelling, self.annotations = Labelling(labels, notes, joined), TakenAnnotations()
         self.files: list[_File] = []
         for path, name, alone in paths:
             source = Source(path, notes, name)
@@ -200,9 +201,11 @@ class Reading:
         return any(self._of_content(format, fingerprint[16:]) == fingerprint for format in formats)
 
     def planning(self, buffer: "TrajectoryBuffer", run_id: str, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        """The tables. After the last one, and before they are committed, it is written down what they supersede."""
+        """The tables. After the last one, and before they are committed, it is written down what they supersede, and
+        what was said of their rows: the next import would pass over files whose rows are there."""
         yield from tables
         plan_removal(buffer, run_id, self.earlier.superseded if self.earlier else [])
+        self.result.annotations = self.annotations.append(buffer, self.notes)
 
     def remove_superseded(self, buffer: "TrajectoryBuffer") -> None:
         self.result.superseded, stay = remove_superseded(buffer)
@@ -233,13 +236,14 @@ class Reading:
         """Rows of all files; ``name`` tells the episodes and groups of this import from those of others. Raises
         StoreError if there are none."""
         owners = {id(file.source): _Owner(file, self.stage) for file in self.files}
-        read = read_files([File(file.source, file.recognised.reader) for file in self.files], self.labelling.keep)
+        read = read_files([File(file.source, file.recognised.reader) for file in self.files], self._keep)
         for batch in self._saying_what_files_look_like(read):
             own = self._own(batch, [owners[id(source)] for source in batch.sources], name)
-            rows = self.labelling.apply(own, batch.kept)
+            rows = labelled = self.labelling.apply(own, batch.kept)
             if self.earlier:
                 rows = self.earlier.without(rows)
                 self.result.present = self.earlier.present
+            self.annotations.take(labelled, batch.sources, batch.kept, rows)
             self.result.count(rows)
             if self.progress and batch.sources:
                 self.progress(list(owners).index(id(batch.sources[-1])), len(owners), self.result.rows)
@@ -253,6 +257,11 @@ class Reading:
             raise StoreError(f"{self.files[0].source.name} gives no row{''.join(bad)}; nothing was imported")
         if self.result.rows:
             self.labelling.finish()
+
+    def _keep(self, record: Any) -> dict[str, Any] | None:
+        """What is kept of a record beside its row."""
+        labels, annotations = self.labelling.keep(record), self.annotations.keep(record)
+        return {**(labels or {}), **annotations} if annotations else labels
 
     def _saying_what_files_look_like(self, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
         """The batches. An error of a file that does not look like the format that was named says so."""
@@ -346,7 +355,11 @@ class Reading:
             buffer.storage.write(f"quarantine/{name}-records.jsonl", lines.encode("utf-8", "replace"))
 
     def finish(self) -> Imported:
-        result = self.result
+        result, carried = self.result, len(self.annotations.fitting)
+        if result.dry_run:
+            result.annotations = carried
+        elif carried and not self.annotations.appended:
+            self.notes.remark("annotations of rows, which `agentrl buffer import` takes and a stage does not", carried)
         result.ignored = dict(sorted(self.notes.ignored.items(), key=lambda item: (-item[1], item[0])))
         result.remarks = dict(self.notes.remarks.most_common())
         result.unreadable = [record.as_dict() for record in self.notes.unreadable]

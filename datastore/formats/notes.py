@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats.annotated import KEY, ours
 
 EXCERPT = 4096
 """Characters that are kept of a record that cannot be read."""
@@ -46,6 +47,8 @@ class Notes:
             return
         for key in record.keys() - known:
             value = record[key]
+            if key == KEY and ours(value):
+                continue
             if value or (value == 0 and value is not False):
                 self.ignored[prefix + key] += 1
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
+from agentrl.datastore.formats.annotated import KEY, in_record
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.source import Row
 from agentrl.schemas.json_text import writer
@@ -43,7 +44,7 @@ def carried(row: Trajectory) -> dict[str, Any]:
     kept = {name: value for name, value in data.items() if value not in ([], "", None)}
     errors = [message.error for message in row.messages if message.role is Role.TOOL]
     known = {ERRORS: errors} if any(error is not None for error in errors) else {}
-    return kept | known | {name: data[name] for name in _NULL}
+    return kept | known | {name: data[name] for name in _NULL} | in_record(row)
 
 
 ERRORS = "errors"
@@ -82,7 +83,7 @@ def make_row(
         if value is not None:
             row[name] = value
     if extra:
-        row |= extra
+        row |= {name: value for name, value in extra.items() if name != KEY}
         _set_errors(messages, row.pop(ERRORS, ()))
     else:
         _name_origin(row, task, origin or {})

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from agentrl.datastore.formats.annotated import in_record
 from agentrl.datastore.formats.chat import is_chat
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import ROLES, call, from_chat, tools_text
@@ -128,7 +129,8 @@ def _line(row: Trajectory) -> dict[str, Any]:
             turns[-1]["value"] += "\n" + turn["value"]
         else:
             turns.append(turn)
-    return {"conversations": turns, "system": system, "tools": functions_text(row.tools)}
+    record = {"conversations": turns, "system": system, "tools": functions_text(row.tools)}
+    return record | in_record(row, text=True)
 
 
 def _turn(message: Message) -> dict[str, str]:

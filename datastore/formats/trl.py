@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.datastore.formats import anthropic
+from agentrl.datastore.formats.annotated import in_record, of_sides
 from agentrl.datastore.formats.chat import is_chat, is_log
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
@@ -48,7 +49,8 @@ def fits_sft(head: Any) -> int:
 def write_sft(rows: Iterable[Trajectory], path: Path) -> int:
     def line(row: Trajectory) -> dict[str, Any]:
         tokens = {"input_ids": row.input_ids, "assistant_masks": [int(is_action) for is_action in row.action_mask]}
-        return {"messages": _chat(row.messages), "tools": functions_text(row.tools)} | (tokens if row.input_ids else {})
+        record = {"messages": _chat(row.messages), "tools": functions_text(row.tools)}
+        return record | (tokens if row.input_ids else {}) | in_record(row, text=True)
 
     return write_lines(path, map(line, rows))
 
@@ -96,6 +98,7 @@ def _prompt_completion(row: Trajectory) -> dict[str, Any]:
         "prompt": _chat(prompt),
         "completion": _chat(completion),
         "tools": functions_text(row.tools),
+        **in_record(row, text=True),
     }
 
 
@@ -174,6 +177,7 @@ def write_preference(rows: Iterable[Trajectory], path: Path) -> int:
                     "prompt": _chat(prompt),
                     **sides,
                     "tools": functions_text(winner.tools),
+                    **of_sides(winner, worst[task]),
                 }
 
     return write_lines(path, lines())

@@ -12,12 +12,14 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.datastore.formats.annotated import KEY, AnnotatedRow, in_record
 from agentrl.datastore.formats.chat import is_chat
 from agentrl.datastore.formats.messages import from_chat, json_text, to_chat, tools_text
 from agentrl.datastore.formats.origin import BESIDE, beside
@@ -64,10 +66,13 @@ def fits(head: Any) -> int:
 def write(rows: Iterable[Trajectory], path: Path) -> int:
     count = 0
     offered: set[str] = set()
-    with pq.ParquetWriter(path, _SFT, compression="zstd") as writer:
-        for part in batched(rows, 1024):
+    rows = iter(rows)
+    first = list(islice(rows, 1))  # all rows carry annotations, or none
+    schema = _SFT.append(pa.field(KEY, _TEXT)) if first and isinstance(first[0], AnnotatedRow) else _SFT
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for part in batched(chain(first, rows), 1024):
             lines = [_line(row) for row in part]
-            writer.write_table(pa.Table.from_pylist(lines, schema=_SFT))
+            writer.write_table(pa.Table.from_pylist(lines, schema=schema))
             count += len(part)
             if len(offered) < 2:
                 offered |= {str(line["tools"]) for line in lines} - {NO_TOOLS}
@@ -84,7 +89,7 @@ def _with_native_tools(path: Path, tools: list[Any]) -> None:
         return
     if tools and column.to_pylist() != [tools]:
         return
-    fields = [field for field in _SFT if field.name != "tools"]
+    fields = [field for field in pq.read_schema(path) if field.name != "tools"]
     schema = pa.schema([*fields, ("tools", column.type)] if tools else fields)
     native = path.with_name(f"{path.name}.native")
     with pq.ParquetFile(path) as file, pq.ParquetWriter(native, schema, compression="zstd") as writer:
@@ -102,6 +107,7 @@ def _line(row: Trajectory) -> dict[str, Any]:
         "messages": to_chat(row.messages),
         "tools": functions_text(row.tools),
         "enable_thinking": thinks,
+        **in_record(row, text=True),
     }
 
 

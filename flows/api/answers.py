@@ -35,6 +35,7 @@ def exported(
     where: str | None = None,
     split: str | None = None,
     secrets: "OnSecrets | None" = None,
+    annotations: bool = False,
 ) -> "Exported":
     """What an export wrote; see :meth:`agentrl.Store.export`."""
     from agentrl.datastore.formats import named
@@ -43,4 +44,4 @@ def exported(
 
     taken = split or ("train" if named(format).training else "all")
     condition = in_split(where, None if taken == "all" else taken)
-    return export_rows(buffer, matching(buffer, condition), path, format, secrets=secrets)
+    return export_rows(buffer, matching(buffer, condition), path, format, secrets=secrets, annotations=annotations)

@@ -119,7 +119,8 @@ class Store:
     def export(self, path: str | os.PathLike[str], format: str, **options: Any) -> dict[str, Any]:
         """Write rows in another format; returns what was written, and what the format cannot carry. The options:
         ``where``; ``split`` (None: as the command does, the train split for formats of training sets and all rows for
-        others; "all": all); ``secrets`` ("redact" writes placeholders for secrets, "refuse" fails if a row holds any).
+        others; "all": all); ``secrets`` ("redact" writes placeholders for secrets, "refuse" fails if a row holds any);
+        ``annotations`` (true writes what people and judges said of the rows too).
         """
         from agentrl.flows.api.answers import exported
 

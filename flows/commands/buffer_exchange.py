@@ -112,6 +112,8 @@ def _report(result: "Imported") -> None:
         say(f"the same content is in the buffer under other labels, and comes in again: {_some(result.repeats)}")
     if result.present:
         say(f"{result.present} rows of sessions that have grown are in the buffer already, and stay")
+    if result.annotations:
+        say(f"{result.annotations} annotations of rows added")
     if result.superseded:
         say(f"{result.superseded} rows were removed: new ones go on from them")
     if result.skipped:
@@ -175,6 +177,9 @@ def export(
     format: Format,
     rows: Rows,
     secrets: OnSecrets = None,
+    annotations: Annotated[
+        bool, typer.Option("--annotations", help="Records say what people and judges said of their rows")
+    ] = False,
     force: Replace = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -182,6 +187,7 @@ def export(
     """Say what trajectories lose in another format, then write them in it. Formats of training sets take the train
     split unless --split says otherwise; the others take all rows."""
     from agentrl.datastore.formats import named
+    from agentrl.datastore.formats.annotated import said_of
     from agentrl.datastore.formats.exports import export_rows, held_secrets, losses
     from agentrl.datastore.redaction.rows import unread_tokens
     from agentrl.flows.commands._selections import left_out, selected
@@ -199,7 +205,7 @@ def export(
     if lost and not as_json:
         say(f"{format} cannot hold, of {len(ids)} rows: " + ", ".join(f"{what} {n}" for what, n in lost.items()))
     if dry_run:
-        held = held_secrets(buffer, ids) if wanted else None
+        held = held_secrets(buffer, ids, said_of(buffer, ids) if annotations else {}) if wanted else None
         if held and not as_json:
             kinds = "".join(f", {kind} {n}" for kind, n in sorted(held.places.items()))
             say(f"{len(held.rows)} rows hold secrets{kinds}")
@@ -222,12 +228,13 @@ def export(
                 }
             )
         return
-    result = export_rows(buffer, ids, path, format, force=force, secrets=wanted)
+    result = export_rows(buffer, ids, path, format, force=force, secrets=wanted, annotations=annotations)
     result.loses = lost
     if as_json:
         say_json(result.as_dict() | {"other_splits": left})
     else:
-        say(f"{result.records} records of {result.rows} rows written to {path}")
+        with_them = f" with {result.annotations} annotations" if annotations else ""
+        say(f"{result.records} records of {result.rows} rows written to {path}{with_them}")
         if result.redacted is not None:
             counts = ", ".join(f"{kind} {number}" for kind, number in result.redacted.items()) or "none"
             say(f"secrets replaced: {counts}")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -214,8 +214,35 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class SchemaEngine(Engine, Protocol):
+    """An engine that can keep a turn to a JSON schema. What is sampled so is not drawn from the policy's own
+    distribution, and neither are its log-probabilities."""
+
+    keeps_schemas: bool
+
+    async def turn(
+        self,
+        session: Session,
+        sampling: Sampling,
+        *,
+        stop: Sequence[int],
+        seed: int,
+        deadline: int = 0,
+        time_limit: float | None = None,
+        schema: str | None = None,
+    ) -> Turn:
+        """See :class:`Engine`. The turn is JSON by ``schema``, JSON itself, and then a stop token. Raises SchemaError
+        if the engine cannot keep to it."""
+        ...
+
+
 class EngineError(InfrastructureError):
     """An engine failed, which says nothing about an agent or its environment."""
+
+
+class SchemaError(EngineError):
+    """A JSON schema that an engine cannot keep to."""
 
 
 class TurnError(EngineError):

@@ -16,6 +16,7 @@ from agentrl.engines.replicas import (
     FORGET,
     START_S,
     Adapter,
+    BadRequestError,
     Receiver,
     ReplicaError,
     Request,
@@ -111,16 +112,23 @@ class InProcess:
     async def _whole(self, name: str, request: Request) -> "RequestOutput":
         """What a request gives: all of it, at its end."""
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
         from vllm.inputs import TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        wanted = SamplingParams(**request.params, output_kind=RequestOutputKind.FINAL_ONLY)
+        params = dict(request.params)
+        if given := params.get("structured_outputs"):
+            params["structured_outputs"] = StructuredOutputsParams(**given)
+        wanted = SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY)
         prompt = TokensPrompt(prompt_token_ids=request.ids)
         options = {"priority": request.priority, "lora_request": _named(request.adapter)}
         try:
             outputs = [output async for output in self._vllm.generate(prompt, wanted, name, **options)]
         except Exception as error:
-            raise ReplicaError(f"{self}: {type(error).__name__}: {error}") from error
+            problem = f"{self}: {type(error).__name__}: {error}"
+            if isinstance(error, VLLMClientError | ValueError):
+                raise BadRequestError(problem, str(error)) from error
+            raise ReplicaError(problem) from error
         return outputs[-1]
 
     async def pause(self) -> None:

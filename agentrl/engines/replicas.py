@@ -26,6 +26,14 @@ class ReplicaError(EngineError):
     """A replica answered that it failed, or did not answer."""
 
 
+class BadRequestError(ReplicaError):
+    """A replica answered that a request is wrong, for a ``reason`` in words of its own."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Adapter:
     """The adapter of one version of the weights, in a folder as PEFT writes it. vLLM knows it by ``name``, or by
@@ -78,7 +86,8 @@ class Replica(Protocol):
         ...
 
     async def sample(self, request: Request, ends: float | None) -> Turn | None:
-        """A turn. At ``ends``, a time of the event loop, it is cut; None if then nothing was heard of it."""
+        """A turn. At ``ends``, a time of the event loop, it is cut; None if then nothing was heard of it. Raises
+        BadRequestError if the request is wrong."""
         ...
 
     async def score(self, ids: list[int], adapter: Adapter | None) -> list[float]:

@@ -20,6 +20,7 @@ from agentrl.engines.replicas import (
     FORGET,
     START_S,
     Adapter,
+    BadRequestError,
     Receiver,
     ReplicaError,
     Request,
@@ -135,7 +136,10 @@ class Server:
         finally:
             self.idle.append(client)
         if answer.status_code != 200:
-            raise ReplicaError(f"{self.url}{path} answered {answer.status_code}: {answer.text[:300]}")
+            problem = f"{self.url}{path} answered {answer.status_code}: {answer.text[:300]}"
+            if answer.status_code == 400 and (reason := _reason(answer)):
+                raise BadRequestError(problem, reason)
+            raise ReplicaError(problem)
         return answer
 
     def _client(self) -> httpx.AsyncClient:
@@ -236,6 +240,14 @@ class Server:
 
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL:]) if self.log else ""
+
+
+def _reason(answer: httpx.Response) -> str:
+    """Why vLLM refuses a request; empty if it does not say so in its own form."""
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _model(adapter: Adapter | None) -> dict[str, str]:

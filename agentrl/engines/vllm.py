@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
-from agentrl.engines.replicas import Adapter, Replica, ReplicaError, Request
+from agentrl.engines.base import EngineError, Sampling, SchemaError, Session, Turn, Weights
+from agentrl.engines.replicas import Adapter, BadRequestError, Replica, ReplicaError, Request
 from agentrl.engines.sync import Adapters, Folders, Sync
 from agentrl.engines.transfer import Transfer
 from agentrl.engines.weights import adapter_rank, expected, probe_ids
@@ -52,6 +52,7 @@ class VLLMEngine:
 
     exact = True
     reproducible = False
+    keeps_schemas = True
 
     def __init__(
         self,
@@ -103,8 +104,9 @@ class VLLMEngine:
         seed: int,
         deadline: int = 0,
         time_limit: float | None = None,
+        schema: str | None = None,
     ) -> Turn:
-        """See :class:`agentrl.engines.base.Engine`. Raises EngineError if no replica can answer."""
+        """See :class:`agentrl.engines.base.SchemaEngine`. Raises EngineError if no replica can answer."""
         limit = min(sampling.max_turn_tokens, sampling.max_tokens - len(session.ids))
         if limit < 1:
             return Turn([], [], [], "length")
@@ -124,6 +126,8 @@ class VLLMEngine:
             "seed": seed % 2**63,
             "detokenize": False,
         }
+        if schema is not None:
+            params["structured_outputs"] = {"json": schema}
         request = Request(list(session.ids), params, deadline)
         ends = None if time_limit is None else self._loop.time() + time_limit
         cost = len(session.ids) + limit
@@ -163,6 +167,10 @@ class VLLMEngine:
         self._using[adapter] += 1
         try:
             made = await replica.sample(replace(request, adapter=adapter), ends)
+        except BadRequestError as error:
+            if "structured_outputs" in request.params:
+                raise SchemaError(error.reason) from error
+            raise
         finally:
             self._using[adapter] -= 1
         if made is None or adapter is None or not made.ids:

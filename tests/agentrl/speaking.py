@@ -103,6 +103,8 @@ class Handler(JsonHandler):
             return self.send(b"<html>")
         if fault == "half":
             return self.send(b'{"choices"', length=1000)
+        if isinstance(fault, str) and fault.startswith("Grammar"):
+            return self.say({"error": {"message": fault, "type": "BadRequestError", "param": None, "code": 400}}, 400)
         if isinstance(fault, int):
             return self.say({"error": "busy"}, fault)
         made = {"token_ids": [7, 8, 2], "finish_reason": "stop"}

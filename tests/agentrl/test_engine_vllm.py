@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +22,7 @@ from architectures import ENV, expert_runs, lookup_tasks
 
 from agentrl.algorithms.sft import SFT
 from agentrl.chat.codec import tokenize
-from agentrl.engines.base import EngineError, Sampling, Session, Weights
+from agentrl.engines.base import EngineError, Sampling, SchemaError, Session, Weights
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import VLLMConfig
 from agentrl.engines.vllm import VLLMEngine
@@ -227,6 +228,20 @@ def test_more_tokens_than_the_servers_hold_are_refused(engine: VLLMEngine) -> No
     session.observe([5, 6, 7])
     with pytest.raises(EngineError, match="vLLM's context is 256"):
         blocking(engine.turn(session, Sampling(max_turn_tokens=4000, max_tokens=4000), stop=[], seed=0))
+
+
+def test_a_turn_is_kept_to_its_schema_and_one_that_is_refused_harms_no_replica(
+    policy: Policy, engine: VLLMEngine
+) -> None:
+    session = engine.open()
+    session.observe([5, 6, 7])
+    how: dict[str, Any] = {"stop": policy.codec.stop_ids[:1], "seed": 1}
+    turn = blocking(engine.turn(session, Sampling(), schema='{"const": "Rome"}', **how))
+    assert (policy.tokenizer.decode(turn.ids[:-1]), turn.stop) == ('"Rome"', "stop")
+    assert turn.logprobs[-1] == 0.0, "log-probs are of what the schema leaves to say: here its end"
+    with pytest.raises(SchemaError, match="Invalid type: nonsense"):
+        blocking(engine.turn(session, Sampling(), schema='{"type": "nonsense"}', **how))
+    assert {replica.state for replica in engine.replicas} == {"serving"}
 
 
 def test_weights_that_change_in_mid_request_label_each_token_truly(policy: Policy, engine: VLLMEngine) -> None:

@@ -18,7 +18,7 @@ import pytest
 from architectures import qwen
 from speaking import Speaking, settled, speaking, turn
 
-from agentrl.engines.base import EngineError, Weights
+from agentrl.engines.base import EngineError, Sampling, SchemaError, Weights
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import VLLMConfig
 from agentrl.engines.servers import Server
@@ -77,6 +77,18 @@ def test_a_turn_that_a_server_fails_is_asked_of_another(
         made = blocking(ask())
     assert (made.ids, made.stop) == ([7, 8, 2], "stop")
     assert sum(len(server.asked) for server in servers) >= 2
+
+
+def test_a_schema_that_a_server_refuses_ends_its_turn_alone(engine: VLLMEngine, servers: list[Speaking]) -> None:
+    for server in servers:
+        server.faults = ["Grammar error: Invalid type: nonsense"]
+    session = engine.open()
+    session.observe([5, 6])
+    with pytest.raises(SchemaError, match=r"^Grammar error: Invalid type: nonsense$"):
+        blocking(engine.turn(session, Sampling(), stop=[2], seed=0, schema='{"type": "nonsense"}'))
+    [asked] = [body for server in servers for body in server.asked]
+    assert asked["sampling_params"]["structured_outputs"] == {"json": '{"type": "nonsense"}'}
+    assert {replica.state for replica in engine.replicas} == {"serving"}, "no server has failed"
 
 
 def test_a_server_that_always_fails_ends_in_an_error_that_says_so(engine: VLLMEngine, servers: list[Speaking]) -> None:

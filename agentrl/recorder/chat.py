@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.recorder.body import bytes_of_value, value_of_bytes
-from agentrl.recorder.wire import COMMENT, MOST, Answered, ApiError, OpenAIRequest, Reply, TurnRequest, openai_refusal
+from agentrl.recorder.wire import (
+    COMMENT,
+    MOST,
+    Answered,
+    AnswerSchema,
+    ApiError,
+    OpenAIRequest,
+    Reply,
+    TurnRequest,
+    openai_refusal,
+)
 from agentrl.schemas.json_text import is_json
 from agentrl.schemas.trajectory import Message, Role, ToolCall
 
@@ -102,13 +112,29 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class AnswerFormat(BaseModel):
-    """Tokens are sampled as the policy says them, so that a format is not enforced; an answer that is no JSON though
-    the client asks for some is counted. So a schema is not read."""
+class GivenSchema(BaseModel):
+    """Any JSON is good without a schema. ``name`` and ``strict`` change nothing."""
 
     model_config = ConfigDict(extra="ignore")
 
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+
+
+class AnswerFormat(GivenSchema):
+    """Chat completions have the schema one level deeper than the other protocols."""
+
     type: Literal["text", "json_object", "json_schema"]
+    json_schema: GivenSchema | None = None
+
+    def schema_in(self, field: str) -> AnswerSchema | None:
+        """The schema that this format asks for, as that ``field`` of the request; None if it asks for text."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return AnswerSchema('{"type": "object"}', f"{field}.type")
+        inner, path = (self.json_schema, "json_schema.schema") if self.json_schema else (self, "schema")
+        given = {} if inner.schema_ is None else inner.schema_
+        return AnswerSchema(json.dumps(given), f"{field}.{path}")
 
 
 class ChatRequest(OpenAIRequest):
@@ -141,7 +167,7 @@ class ChatRequest(OpenAIRequest):
             stop=tuple(filter(None, stop)),
             stream=bool(self.stream),
             usage_in_stream=bool(self.stream_options and self.stream_options.include_usage),
-            wants_json=self.response_format is not None and self.response_format.type != "text",
+            schema=self.response_format.schema_in("response_format") if self.response_format else None,
             ignored=self.ignored(),
         )
 

@@ -54,7 +54,8 @@ class Attended:
         episodes = Episodes(Path(os.devnull), _NotStored(), "", "")
         self.episode = RecordedEpisode("", number, About(group_id=root[:1000] or None), "", "", None, self.key)
         episodes.register(self.episode)
-        self.recorder = Recorder(sampler, MODEL, episodes, RecorderSettings(any_model=True, fixed_sampling=True))
+        settings = RecorderSettings(any_model=True, fixed_sampling=True, constrain=False)  # all is to be trained on
+        self.recorder = Recorder(sampler, MODEL, episodes, settings)
         self._on_failure = on_failure
 
     @property

@@ -255,15 +255,18 @@ class RecordedEpisode:
         return rows
 
     def _row(self, line: Line, earlier: list[Trajectory], task_id: str, counts: Counter[str]) -> Trajectory:
-        turns, shared = line.turns, line.shared
+        turns = line.turns
+        free = [turn for turn in line.own if not turn.constrained]
+        sampling = (free or line.own)[0].sampling
         session, fork_at = line.session()
         messages = session.messages
         first, last, outcome = turns[0], turns[-1], self.outcome if line.trained else None
         sampled = len(turns)
         written = sum(message.role is Role.ASSISTANT for message in messages) - sampled
         counted = counts + Counter(written_turns=written)
-        counted["sampling_changed"] = sum(turn.sampling != turns[shared].sampling for turn in turns[shared:])
-        version = session.spans[0].version if session.spans else 0
+        counted["sampling_changed"] = sum(turn.sampling != sampling for turn in free)
+        counted["constrained"] = len(line.own) - len(free)
+        version = next((span.version for turn in free or line.own for span in turn.turn.spans), 0)
         components = outcome.components if outcome else {}
         if outcome and not components:
             components = {"reward": outcome.reward}
@@ -290,7 +293,7 @@ class RecordedEpisode:
             policy=self.policy,
             policy_version=version,
             created_at=datetime.fromtimestamp(self.created, UTC),
-            sampling=turns[shared].sampling,
+            sampling=sampling,
             reward=outcome.reward if outcome else None,
             success=(outcome.reward > 0 if outcome.success is None else outcome.success) if outcome else None,
             termination=_termination(last, scored),
@@ -299,7 +302,7 @@ class RecordedEpisode:
                 *self.about.tags,
                 *(f"{name}:{number}" for name, number in sorted(counted.items()) if number),
                 *([f"kind:{line.kind}"] if line.kind != "turn" else []),
-                *([] if line.trained else [NOT_TRAINED]),
+                *([] if line.trained and free else [NOT_TRAINED]),
                 *([] if self.outcome else [UNSCORED, f"closed: {self.why}"]),
             ],
             n_steps=sampled,
@@ -361,6 +364,7 @@ def _line_of(turn: SampledTurn) -> dict[str, Any]:
         "instructed": turn.instructed,
         "agent": turn.agent,
         "kind": turn.kind,
+        "constrained": turn.constrained,
         "delivered": turn.delivered,
     }
 

@@ -37,6 +37,11 @@ class Line:
     kind: Kind = "turn"
     trained: bool = True
 
+    @property
+    def own(self) -> list[SampledTurn]:
+        """The turns that belong to no earlier line."""
+        return self.turns[self.shared :]
+
     def session(self) -> tuple[Session, int]:
         """All tokens, with the conversation and its tools, and how many of them belong to the earlier line."""
         session, fork_at = Session(), 0
@@ -50,6 +55,8 @@ class Line:
             if number < self.shared:
                 session.observe(turn.turn.ids)
                 fork_at = len(session.ids)
+            elif turn.constrained:
+                session.observe(turn.turn.ids)
             else:
                 session.act(turn.turn)
             span = {"token_start": end, "token_end": len(session.ids)}

@@ -175,7 +175,7 @@ class MessagesRequest(ApiRequest):
             stream=bool(self.stream),
             instructions=self._system() or None,
             named=self._named(),
-            wants_json=bool(output and output.format),
+            schema=output.format.schema_in("output_config.format") if output and output.format else None,
             ignored=(*self.ignored(), *(name for name, value in said_nothing.items() if value)),
             dropped_tools=len(self.tools or []) - len(custom),
         )

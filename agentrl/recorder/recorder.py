@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from agentrl.engines.base import EngineError, Sampling, Session
+from agentrl.engines.base import EngineError, Sampling, SchemaError, Session
 from agentrl.engines.seeds import stream
 from agentrl.recorder.episode import About, PostedReward, RecordedEpisode
 from agentrl.recorder.episodes import KEY, REMEMBERED, Episodes
@@ -32,6 +32,10 @@ GRACE_S = 15.0
 TOLD_S = 2.0
 """How long a reward waits for an answer of its episode that is being sent."""
 
+REFUSED_S = 2.0
+"""How long the stream of an answer by a JSON schema begins later, so that a schema that the engine refuses is an
+error of status 400."""
+
 _TEND_S = 1.0
 _LONG = 1000  # tokens of a turn that is written in a thread: a millisecond
 
@@ -41,7 +45,8 @@ class RecorderSettings:
     """``history``: see :data:`History`. ``fixed_temperature`` takes the place of those that requests ask for;
     ``fixed_sampling`` says that they choose nothing but fewer tokens.
     ``any_model`` answers requests for models of other names too. Episodes without a request for ``idle_s`` seconds are
-    closed unscored. Without ``api_key`` everybody who reaches the server may ask."""
+    closed unscored. Without ``api_key`` everybody who reaches the server may ask. Answers are kept to the JSON schemas
+    of requests if ``constrain``."""
 
     history: History = "keep"
     fixed_temperature: float | None = None
@@ -49,6 +54,7 @@ class RecorderSettings:
     idle_s: float = 3600.0
     api_key: str | None = None
     fixed_sampling: bool = False
+    constrain: bool = True
 
 
 @dataclass
@@ -262,7 +268,11 @@ class Recorder:
         ids = before.ids if before else []
         start = len(ids) + len(new)
         sampling = self._sampling(asked, start)
-        reply.encoded(start)
+        schema = self._schema(asked, [*ids, *new])
+        if schema is None:
+            reply.encoded(start)
+        else:
+            asyncio.get_running_loop().call_later(REFUSED_S, reply.encoded, start)
         session = self._session(reply, before, ids)
         try:
             session.observe(new)
@@ -270,14 +280,15 @@ class Recorder:
                 session.messages, session.tools = with_own_ids(following.conversation, before), asked.tools
             seed = stream(self.sampler.seed, "recorded", episode.number, reply.number, asked.seed or 0)
             tell = reply.add if asked.stream else None
-            turn, parsed = await self.sampler.turn(session, sampling, seed, asked.tools, asked.stop, tell)
+            turn, parsed = await self.sampler.turn(session, sampling, seed, asked.tools, asked.stop, tell, schema)
             told = sampling_json(sampling, self.sampler.sampling.max_turn_tokens)
             made = sampled_turn(reply, asked, following.reached, before, (rest, new), (turn, parsed.message), told)
+            made.constrained = schema is not None
             episode.counts.update(differences(asked, made.message, parsed.error, self.model))
             await self._written(episode, made)
         except EngineError as error:
             session.end()
-            raise ApiError(503, f"the engine failed: {error}", "engine_failed") from error
+            raise _failure(asked, error) from error
         except OSError as error:
             session.end()
             raise ApiError(500, f"the turn cannot be recorded: {error}", "not_recorded") from error
@@ -340,6 +351,14 @@ class Recorder:
             return before, rest, ids[len(before.ids) :]
         return None, whole, ids
 
+    def _schema(self, asked: TurnRequest, before: list[int]) -> str | None:
+        """The JSON schema that a turn after these tokens is kept to. There is none where tools may be called: it would
+        be in their way."""
+        calls = asked.tools != "[]" and asked.tool_choice != "none"
+        if asked.schema is None or calls or not self.settings.constrain or not self.sampler.keeps_schemas(before):
+            return None
+        return asked.schema.text
+
     def _sampling(self, asked: TurnRequest, prompt: int) -> Sampling:
         """How this turn is sampled. Raises ApiError if there is no room for it."""
         own = self.sampler.sampling
@@ -362,6 +381,14 @@ def _check_open(episode: RecordedEpisode) -> None:
     """Raises ApiError if an episode is closed."""
     if episode.closed:
         raise ApiError(409, f"episode {episode.name} is closed: {episode.why}", "episode_closed")
+
+
+def _failure(asked: TurnRequest, error: EngineError) -> ApiError:
+    """What a client is told of an engine's error."""
+    if isinstance(error, SchemaError) and asked.schema is not None:
+        field = asked.schema.field
+        return ApiError(400, f"{field}: {error}", "unsupported_or_invalid", field)
+    return ApiError(503, f"the engine failed: {error}", "engine_failed")
 
 
 def _failed(task: "asyncio.Task[Answered]") -> bool:

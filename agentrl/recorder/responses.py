@@ -130,7 +130,7 @@ class ResponsesRequest(OpenAIRequest):
             tools=tools_of(functions),
             namespaces=namespaces,
             named=(named[-1] or "").removeprefix("rs_") if named else None,
-            wants_json=bool(self.text and self.text.format and self.text.format.type != "text"),
+            schema=self.text.format.schema_in("text.format") if self.text and self.text.format else None,
             ignored=(*self.ignored(), *(["reasoning"] if self._wants_of_reasoning() else [])),
             dropped_tools=dropped,
             tool_choice=choice_of(self.tool_choice, self.parallel_tool_calls),

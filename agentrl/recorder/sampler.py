@@ -2,15 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from agentrl.chat.codec import ChatCodec
 from agentrl.chat.hermes import Parsed
-from agentrl.engines.base import Engine, Sampling, Session, Turn
+from agentrl.engines.base import Engine, Sampling, SchemaEngine, Session, Turn
 from agentrl.engines.seeds import stream
 from agentrl.models.policy import Speaker
+from agentrl.schemas.trajectory import Message, Role
 
 PIECE = 8
 """Tokens that are sampled before a stream tells of them, or a stop string is looked for. Engine calls cost time."""
@@ -43,6 +45,16 @@ class Sampler:
         """What ``encode`` makes of so many characters."""
         return await asyncio.to_thread(encode) if size > _LONG else encode()
 
+    def keeps_schemas(self, before: list[int]) -> bool:
+        """Whether a turn after these tokens can be kept to a JSON schema: the engine can, and the dialect reads JSON
+        alone as an answer, and as no thought or call."""
+        codec = self.codec
+        if codec is None or not isinstance(self.engine, SchemaEngine):
+            return False
+        ids = [*codec.template.encode("{}"), *codec.stop_ids[:1]]
+        read = codec.parse(ids, before)
+        return codec.ended(ids) and read == Parsed(Message(role=Role.ASSISTANT, content="{}"))
+
     async def turn(
         self,
         session: Session,
@@ -51,11 +63,13 @@ class Sampler:
         tools: str,
         stop: Sequence[str] = (),
         tell: Tell | None = None,
+        schema: str | None = None,
     ) -> tuple[Turn, Parsed]:
         """The session's next turn, which is appended to it, and its message. ``tell`` is given the text as it comes,
-        and what was thought before it. A turn that says one of ``stop`` ends before it.
+        and what was thought before it; a turn by a ``schema`` comes at once. A turn that says one of ``stop`` ends
+        before it.
 
-        Raises EngineError if the engine fails.
+        Raises EngineError if the engine fails, and SchemaError if it cannot keep to the schema.
         """
         codec = self.codec
         if codec is None or self.policy is None:
@@ -63,14 +77,18 @@ class Sampler:
             turn = await self.engine.turn(session, sampling, stop=[], **limits)  # type: ignore[arg-type]
             assert turn.message is not None
             return turn, Parsed(turn.message)
+        ask: Callable[..., Awaitable[Turn]] = self.engine.turn
+        whole = not (tell or stop)
+        if schema is not None and isinstance(self.engine, SchemaEngine):
+            ask, whole = partial(self.engine.turn, schema=schema), True
         ends = time.monotonic() + self.turn_s
         before = list(session.ids)
         own = Session()
         shown = ""
         for part in range(sampling.max_tokens):
             room = sampling.max_turn_tokens - len(own.ids)
-            size = min(room, PIECE) if tell or stop else room
-            turn = await self.engine.turn(
+            size = room if whole else min(room, PIECE)
+            turn = await ask(
                 session,
                 sampling if size == sampling.max_turn_tokens else sampling.model_copy(update={"max_turn_tokens": size}),
                 stop=codec.stop_ids,
@@ -84,8 +102,8 @@ class Sampler:
                 own, ended = self._cut(own, end), True
                 break
             ended = turn.stop == "stop" and codec.ended(own.ids)
-            whole = len(own.ids) >= sampling.max_turn_tokens or len(session.ids) >= sampling.max_tokens
-            if ended or whole or turn.stop == "cut" or not turn.ids:
+            full = len(own.ids) >= sampling.max_turn_tokens or len(session.ids) >= sampling.max_tokens
+            if ended or full or turn.stop == "cut" or not turn.ids:
                 break
             if tell:
                 shown += _told(codec, own.ids, before, tools, shown, max(map(len, stop), default=0), tell)

@@ -77,6 +77,7 @@ class SampledTurn:
     to its own beginning. ``call_ids`` are those that the client was told, one for each call of ``message``.
 
     ``agent`` and ``kind`` are what the client said of the request; see :class:`agentrl.recorder.wire.Caller`.
+    ``constrained`` says that it was kept to a JSON schema, so that its tokens are heard and not trained on.
     ``delivered`` says that a client has received it. ``session`` is the engine's, as long as it ends with this turn.
     """
 
@@ -93,6 +94,7 @@ class SampledTurn:
     instructed: bool = False
     agent: str = ""
     kind: str = ""
+    constrained: bool = False
     delivered: bool = False
     children: "list[SampledTurn]" = field(default_factory=list)
     session: Session | None = None

@@ -56,7 +56,7 @@ def sampled_turn(
         sampling=sampling,
         instructed=before is None and asked.instructions is not None,
         agent=asked.caller.agent,
-        kind=asked.caller.kind or ("side" if asked.wants_json else ""),
+        kind=asked.caller.kind or ("side" if asked.schema else ""),
     )
 
 
@@ -72,7 +72,7 @@ def differences(asked: TurnRequest, message: Message, unreadable: str | None, mo
     return {
         "tool_choice_unmet": int(unmet),
         "format_errors": int(unreadable is not None),
-        "not_json": int(asked.wants_json and not is_json(message.content)),
+        "not_json": int(asked.schema is not None and not is_json(message.content)),
         "tools_dropped": asked.dropped_tools,
         "other_model": int(asked.model != model),
         **{f"ignored_{name}": 1 for name in asked.ignored},

@@ -163,11 +163,20 @@ def caller_of(headers: Mapping[str, str]) -> Caller:
 
 
 @dataclass(frozen=True)
+class AnswerSchema:
+    """The JSON schema, as JSON, by which a client would like to be answered, and the field of its request that says
+    so."""
+
+    text: str
+    field: str
+
+
+@dataclass(frozen=True)
 class TurnRequest:
     """A turn that a client asks for. What is None is left to the server. ``previous`` is the id of the response that
     ``messages`` follow, and ``instructions`` come before all of them. ``tools`` is JSON, as in a trajectory.
 
-    ``named`` is the id of the last sampled turn that the messages repeat, if they name it. ``wants_json`` says that the
+    ``named`` is the id of the last sampled turn that the messages repeat, if they name it. ``schema`` says that the
     client would like the answer to be JSON. ``ignored`` are fields that say nothing here, and ``dropped_tools`` counts
     tools that a policy cannot call."""
 
@@ -186,7 +195,7 @@ class TurnRequest:
     previous: str | None = None
     instructions: str | None = None
     named: str | None = None
-    wants_json: bool = False
+    schema: AnswerSchema | None = None
     ignored: tuple[str, ...] = ()
     dropped_tools: int = 0
     namespaces: dict[str, tuple[str, str]] = field(default_factory=dict)

@@ -363,8 +363,8 @@ class Store:
     def serve(self, model: str, *, port: int = 0, api_key: str | None = None, **options: Any) -> "ModelServer":
         """Serve a model to agents, and record what they do in this store: in a process of its own, until ``.close()``.
         The options are those of ``agentrl serve``: ``engine``, ``served_name``, ``fixed_temperature``,
-        ``max_turn_tokens``, ``context``, ``history``, ``idle_s``, ``accept_any_model``, ``seed``. Port 0 takes a free
-        one.
+        ``max_turn_tokens``, ``context``, ``history``, ``idle_s``, ``accept_any_model``, ``unconstrained``,
+        ``seed``. Port 0 takes a free one.
 
         Raises RuntimeError with what the command said if it does not start.
         """

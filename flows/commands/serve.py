@@ -40,6 +40,9 @@ def serve(
     accept_any_model: Annotated[
         bool, typer.Option("--accept-any-model", help="Answer requests for models of other names too")
     ] = False,
+    unconstrained: Annotated[
+        bool, typer.Option("--unconstrained", help="Keep no answer to the JSON schema of its request: train on all")
+    ] = False,
     max_turn_tokens: TurnTokens = None,
     context: Annotated[int | None, typer.Option(min=1, help="All tokens of a conversation")] = None,
     history: Annotated[
@@ -65,7 +68,7 @@ def serve(
     if host not in LOOPBACK and not api_key:
         raise fail(f"error: --host {host} is reached by others: set AGENTRL_API_KEY, or leave --host out")
     redacted = on_secrets(secrets, "redact") is not None
-    settings = _settings(history, fixed_temperature, accept_any_model, idle_s, api_key)
+    settings = _settings(history, fixed_temperature, accept_any_model, idle_s, api_key, not unconstrained)
     open_catalog(record)  # a store that cannot be used is said before the model is loaded
     search_in([Path.cwd()])  # an engine of the user's own
     sampling = SamplingConfig(max_turn_tokens=max_turn_tokens, max_tokens=context)
@@ -96,7 +99,12 @@ def serve(
 
 
 def _settings(
-    history: str, fixed_temperature: float | None, any_model: bool, idle_s: float, api_key: str | None
+    history: str,
+    fixed_temperature: float | None,
+    any_model: bool,
+    idle_s: float,
+    api_key: str | None,
+    constrain: bool,
 ) -> "RecorderSettings":
     from agentrl.recorder.recorder import HISTORIES, History, RecorderSettings
     from agentrl.recorder.wire import HOTTEST
@@ -105,7 +113,7 @@ def _settings(
         raise fail(f"error: --history {history}: allowed are {', '.join(HISTORIES)}")
     if fixed_temperature is not None and not 0 <= fixed_temperature <= HOTTEST:
         raise fail(f"error: --fixed-temperature {fixed_temperature}: allowed are 0 to {HOTTEST:g}")
-    return RecorderSettings(cast(History, history), fixed_temperature, any_model, idle_s, api_key)
+    return RecorderSettings(cast(History, history), fixed_temperature, any_model, idle_s, api_key, constrain=constrain)
 
 
 def _tell(as_json: bool, what: str, **values: Any) -> None:

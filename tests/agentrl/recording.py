@@ -205,7 +205,7 @@ def served(
     folder: Path, policy: Policy, says: Says, store: RowsInMemory | None = None, **settings: Any
 ) -> Iterator[Served]:
     host, delay = settings.pop("host", "127.0.0.1"), settings.pop("delay", 0.0)
-    engine = ScriptedTokens(policy, says, delay)
+    engine = settings.pop("engine", ScriptedTokens)(policy, says, delay)
     limits = {"max_tokens": settings.pop("room", 4000), "max_turn_tokens": settings.pop("turn_tokens", 200)}
     sampler = Sampler(engine, policy, Sampling(**limits), 60.0, 0)
     episodes = Episodes(folder, store or RowsInMemory(), policy.name, policy.tokenizer_fingerprint)

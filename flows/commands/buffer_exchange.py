@@ -178,7 +178,7 @@ def export(
     rows: Rows,
     secrets: OnSecrets = None,
     annotations: Annotated[
-        bool, typer.Option("--annotations", help="Records say what people and judges said of their rows")
+        bool, typer.Option("--with-annotations", help="Records say what people and judges said of their rows")
     ] = False,
     force: Replace = False,
     dry_run: DryRun = False,

@@ -146,9 +146,9 @@ def export(
     cut: Annotated[str, typer.Argument(help="A cut of the store: NAME (its newest), NAME/FINGERPRINT or a tag")],
     folder: Annotated[Path, typer.Argument(help="Folder to write")],
     format: Format = "parquet",
-    annotations: Annotated[
-        bool, typer.Option("--annotations/--no-annotations", help="With what people and judges said of the rows")
-    ] = True,
+    no_annotations: Annotated[
+        bool, typer.Option("--no-annotations", help="Without what people and judges said of the rows")
+    ] = False,
     force: Replace = False,
     store: Store = "store",
     as_json: Json = False,
@@ -161,7 +161,7 @@ def export(
 
     search_in([Path.cwd()])  # a format of the user's own
     name, opened_cut, _ = opened(store, cut)
-    done = export_cut(open_buffer(store), opened_cut, name, folder, format, force=force, annotations=annotations)
+    done = export_cut(open_buffer(store), opened_cut, name, folder, format, force=force, annotations=not no_annotations)
     if as_json:
         say_json(done.as_dict())
         return

@@ -118,7 +118,10 @@ def test_secrets_in_what_is_said_are_replaced_or_refused(tmp_path: Path) -> None
 
 def test_commands_say_how_many(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "rows.jsonl")
-    assert call(["buffer", "export", path, "--format", "openai-chat", "--annotations", "--store", str(store.path)]) == 0
+    assert (
+        call(["buffer", "export", path, "--format", "openai-chat", "--with-annotations", "--store", str(store.path)])
+        == 0
+    )
     assert f"4 records of 4 rows written to {path} with 3 annotations" in capsys.readouterr().out
     assert call(["buffer", "import", path, "--store", str(tmp_path / "other")]) == 0
     assert "3 annotations of rows added" in capsys.readouterr().out

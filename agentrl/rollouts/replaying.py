@@ -36,10 +36,11 @@ class ReplayingSampler(Sampler):
         tools: str,
         stop: Sequence[str] = (),
         tell: Tell | None = None,
+        schema: str | None = None,
     ) -> tuple[Turn, Parsed]:
         """See :meth:`agentrl.recorder.sampler.Sampler.turn`."""
         if self.arrived or not self._is_replayed(session.ids, tools):
-            return await super().turn(session, sampling, seed, tools, stop, tell)
+            return await super().turn(session, sampling, seed, tools, stop, tell, schema)
         assert self.codec is not None
         message = acting(self.prefix.messages)[len(self.replayed)]
         before, ids = list(session.ids), list(self.prefix.ids[message.token_start : message.token_end])

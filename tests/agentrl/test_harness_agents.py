@@ -10,6 +10,7 @@ import psutil
 import pytest
 from recording import ScriptedTokens, check, policy_for_tests
 
+import agentrl
 from agentrl.engines.base import Sampling
 from agentrl.environments.harness.environment import HarnessConfig, HarnessEnvironment
 from agentrl.environments.harness.profiles import PROFILES
@@ -90,3 +91,26 @@ def test_fifteen_turns_are_one_row(policy: Policy, agent: HarnessEnvironment) ->
 def test_its_turns_are_limited(policy: Policy, agent: HarnessEnvironment) -> None:
     [row] = sampled(policy, agent, says(agent, last=99), 1)
     assert (row.termination, row.n_steps, row.reward) == (Termination.MAX_STEPS, 5, 1.0), row.tags
+
+
+def test_the_pipeline_file_is_recorded_curated_trained_and_evaluated(tmp_path: Path) -> None:
+    """Two iterations of GRPO with Claude Code in between. The model is too green to succeed, so nothing is imitated."""
+    if not list(AGENTS.glob(PROFILES["claude-code"].program)):
+        pytest.skip("`make agents` installs claude-code")
+    pipeline = agentrl.load(
+        "harness/claude_code",
+        store=tmp_path / "store",
+        set={
+            "stages.tasks.with": {"train": 6, "heldout": 2, "env": {"agents": str(AGENTS)}},
+            "stages.warm.with.steps": 20,
+            "stages.grpo.with": {"tasks": 2, "samples": 2},
+        },
+    )
+    run = pipeline.run(until=["reject", "eval_warm", "eval_grpo"])
+    assert run.stage("expert").summary["success"] > 0
+    assert run.stage("sample").frame().height >= 6
+    assert run.stage("grpo").metrics.height == 2
+    assert run.stage("eval_grpo").summary["n_tasks"] == 2
+    trained = agentrl.Store(tmp_path / "store").sql("select n_action_tokens from trajectories where stage = 'grpo'")
+    assert trained["n_action_tokens"].to_list() != []
+    assert all(tokens > 0 for tokens in trained["n_action_tokens"])

@@ -285,6 +285,7 @@ def test_a_killed_owner_leaves_nothing(mark: str, tmp_path: Path) -> None:
         time.sleep(0.02)
     owner.send_signal(signal.SIGKILL)
     owner.wait()
+    deadline = time.monotonic() + 30
     while running(mark[::-1]) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert running(mark[::-1]) == []

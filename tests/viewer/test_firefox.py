@@ -30,6 +30,9 @@ PAGES = {
     "/runs": ".narrow",
 }
 
+LEFT = re.compile(r"/api/events was interrupted while the page was loading|establish a connection to .*/api/events")
+"""What Firefox says of a stream of events whose page was left, once it was open and before."""
+
 
 class Firefox:
     """A window of Firefox. Questions and answers are WebDriver BiDi: https://www.w3.org/TR/webdriver-bidi/"""
@@ -50,7 +53,7 @@ class Firefox:
             answer = json.loads(self.socket.recv(timeout=60))
             if answer.get("method") == "log.entryAdded" and answer["params"]["level"] == "error":
                 text = str(answer["params"]["text"])
-                if not re.search(r"/api/events was interrupted while the page was loading", text):  # it was left
+                if not LEFT.search(text):
                     self.errors.append(text)
             if answer.get("id") == number:
                 if "result" not in answer:
@@ -98,6 +101,12 @@ def test_pages_work_in_firefox(firefox: Firefox, url: str) -> None:
     for path, ready in PAGES.items():
         firefox.open(url + path, ready)
         assert firefox.value("document.documentElement.scrollWidth <= innerWidth"), path
+    opens = """new Promise((done) => {
+      const events = new EventSource("/api/events");
+      events.onopen = () => done(true);
+      events.onerror = () => done(false);
+    })"""
+    assert firefox.value(opens)
     assert firefox.errors == []
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fake_machines import fake_gpus
+from recording import policy_for_tests
 from shapes import LLAMA_70B, QWEN_7B, model_folder
 from typer.testing import CliRunner
 
@@ -24,8 +25,12 @@ ONE_NODE, MANY = "cluster/dense-8b", "cluster/dense-70b"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """With the tokenizer of a tiny model, whose chat template a plan reads."""
     folder = tmp_path_factory.mktemp("models")
-    return {ONE_NODE: model_folder(folder / "7b", QWEN_7B), MANY: model_folder(folder / "70b", LLAMA_70B)}
+    folders = {ONE_NODE: model_folder(folder / "7b", QWEN_7B), MANY: model_folder(folder / "70b", LLAMA_70B)}
+    for path in folders.values():
+        policy_for_tests().tokenizer.save_pretrained(path)
+    return folders
 
 
 def placed(name: str, models: dict[str, Path], *settings: str) -> Placement:

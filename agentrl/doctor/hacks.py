@@ -276,8 +276,9 @@ OF_SUCCESSES: tuple[Callable[[Row], Iterator[Suspicion]], ...] = (
 
 def suspicions(row: Row) -> list[Suspicion]:
     """All doubts of a row, at most one of each kind."""
-    made = _of_actions(row) if is_success(row) else []
-    checks = (*OF_SUCCESSES, judge_disagrees) if is_success(row) else (judge_disagrees,)
+    solved = is_success(row)
+    made = _of_actions(row) if solved else []
+    checks = (*OF_SUCCESSES, judge_disagrees) if solved else (judge_disagrees,)
     return made + [first for check in checks if (first := next(check(row), None)) is not None]
 
 

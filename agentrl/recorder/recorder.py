@@ -268,7 +268,7 @@ class Recorder:
         ids = before.ids if before else []
         start = len(ids) + len(new)
         sampling = self._sampling(asked, start)
-        schema = self._schema(asked, [*ids, *new])
+        schema = self._schema(asked, ids, new)
         if schema is None:
             reply.encoded(start)
         else:
@@ -351,13 +351,13 @@ class Recorder:
             return before, rest, ids[len(before.ids) :]
         return None, whole, ids
 
-    def _schema(self, asked: TurnRequest, before: list[int]) -> str | None:
-        """The JSON schema that a turn after these tokens is kept to. There is none where tools may be called: it would
-        be in their way."""
+    def _schema(self, asked: TurnRequest, ids: list[int], new: list[int]) -> str | None:
+        """The JSON schema that a turn after ``ids`` and ``new`` is kept to. There is none where tools may be called: it
+        would be in their way."""
         calls = asked.tools != "[]" and asked.tool_choice != "none"
-        if asked.schema is None or calls or not self.settings.constrain or not self.sampler.keeps_schemas(before):
+        if asked.schema is None or calls or not self.settings.constrain:
             return None
-        return asked.schema.text
+        return asked.schema.text if self.sampler.keeps_schemas([*ids, *new]) else None
 
     def _sampling(self, asked: TurnRequest, prompt: int) -> Sampling:
         """How this turn is sampled. Raises ApiError if there is no room for it."""

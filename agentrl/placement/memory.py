@@ -178,12 +178,14 @@ def activations(shape: ModelShape, plan: TrainingPlan) -> float:
     """Bytes that the layers keep for the backward pass. With checkpointing that is each layer's input, and one layer at
     a time in full. Under autocast the norms keep float32 and the rest bfloat16, and bfloat16 copies of weights are
     held during a pass: by autocast of those that are trained, by the backward pass of all that are not computed
-    again."""
+    again. ZeRO 3 holds no such copies: its linear layers cast a weight that is gathered, autocast keeps casts of leaves
+    alone, and the backward pass gathers the weight again."""
     full = FLOAT32 * layer_numbers(shape)
     if plan.bfloat16:
         full = FLOAT32 * 4 * shape.width + BFLOAT16 * (layer_numbers(shape) - 4 * shape.width)
     kept = FLOAT32 * shape.width * shape.layers + full if plan.checkpointing else full * shape.layers
-    keeps_copies = plan.bfloat16 and not (plan.lora_rank and plan.checkpointing)
+    sharded = plan.ranks > 0 and plan.zero == 3
+    keeps_copies = plan.bfloat16 and not sharded and not (plan.lora_rank and plan.checkpointing)
     copies = BFLOAT16 * shape.parameters if keeps_copies else 0
     return plan.tokens * kept + copies
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,33 @@ def test_adapters_offloading_and_checkpointing_take_what_they_should(tmp_path: P
     assert away.host >= 12 * shape.parameters / 32
     again = training(shape, TrainingPlan(**{**vars(plan), "checkpointing": True}))
     assert again.parts["activations"] < full.parts["activations"] / 2
+
+
+TRACED = [
+    (LLAMA_8B, TrainingPlan(4096, bfloat16=True, checkpointing=True, zero=3, ranks=8), 27.0),
+    (LLAMA_8B, TrainingPlan(4096, zero=3, ranks=8), 75.1),
+    (LLAMA_70B, TrainingPlan(8192, bfloat16=True, checkpointing=True, lora_rank=16, zero=3, ranks=32), 48.6),
+    (LLAMA_70B, TrainingPlan(8192, bfloat16=True, checkpointing=True, zero=3, ranks=1024), 41.5),
+]
+"""Peaks of a rank in GiB, without overhead: traces of DeepSpeed's own steps over tensors without values, of all layers
+of the first, and of one layer and what a further one adds of the others."""
+
+
+@pytest.mark.parametrize(("config", "plan", "traced"), TRACED)
+def test_a_rank_of_zero_3_needs_what_was_traced(
+    config: dict[str, Any], plan: TrainingPlan, traced: float, tmp_path: Path
+) -> None:
+    """Casts of weights are not kept there: they would be 15 GiB more with 8 billion parameters, 131 with 70."""
+    need = training(shape_of(model_folder(tmp_path / "model", config)), plan)
+    assert (need.total - need.parts["overhead"]) / GIB == pytest.approx(traced, rel=0.15)
+
+
+def test_copies_of_trained_weights_are_kept_where_weights_are_whole(tmp_path: Path) -> None:
+    shape = big(tmp_path)
+    plan = TrainingPlan(tokens=1, bfloat16=True, checkpointing=True, ranks=8)
+    whole, sharded = (activations(shape, replace(plan, zero=zero)) for zero in (2, 3))
+    assert whole - sharded == 2 * shape.parameters
+    assert activations(shape, replace(plan, zero=2, lora_rank=8)) == sharded, "each layer casts again what is frozen"
 
 
 def test_a_server_takes_its_share_of_the_gpu_and_at_least_one_row(tmp_path: Path) -> None:

@@ -87,7 +87,11 @@ def test_the_command_prints_it_and_refuses_what_cannot_fit(models: dict[str, Pat
         (ONE_NODE, ["stages.sample.with.engine.servers=9"], "its ranks and servers need 9 GPUs, and 8 are reserved"),
         (ONE_NODE, ["stages.warm.with.deepspeed.processes=16"], "deepspeed.processes is 16, and each machine has 8"),
         (MANY, ["stages.sample.with.engine.tensor_parallel=1"], "set engine.tensor_parallel: 2"),
-        (MANY, ["stages.warm.with.optimizer.lora=null"], "a rank needs .* it fits with optimizer.lora"),
+        (
+            MANY,
+            ["stages.warm.with.optimizer.lora=null", "stages.warm.execution.gpus=4"],
+            "a rank needs .* it fits with optimizer.lora",
+        ),
         (
             ONE_NODE,
             ["stages.sample.with.sampling.max_tokens=65536"],

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts import tokenizers
+from agentrl.datastore.cuts.annotations import take_annotations
 from agentrl.datastore.cuts.folder import CutFolder
-from agentrl.datastore.cuts.labels import take_annotations
 from agentrl.datastore.cuts.verify import TASKS, TOKENIZERS, exported_cut, is_exact, rows_of, verify_export
 from agentrl.datastore.errors import NoBufferError, StoreError
 from agentrl.schemas.task import TASK_SCHEMA

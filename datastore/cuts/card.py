@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.datastore.cuts.labels import NOTHING, Written
+from agentrl.datastore.cuts.annotations import NOTHING, Written
 from agentrl.schemas.cut import UNKNOWN_LICENCE, CutManifest
 
 _LICENCES = """

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts import tokenizers
+from agentrl.datastore.cuts.annotations import NOTHING, write_annotations
 from agentrl.datastore.cuts.card import card
 from agentrl.datastore.cuts.folder import BATCH_ROWS, CutFolder
-from agentrl.datastore.cuts.labels import NOTHING, write_annotations
 from agentrl.datastore.cuts.make import sha256
 from agentrl.datastore.cuts.verify import CHECKSUMS, CUT, DATA, TASKS, TOKENIZERS, verify
 from agentrl.datastore.errors import StoreError

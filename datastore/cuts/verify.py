@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from agentrl.datastore.cuts.annotations import ANNOTATIONS
 from agentrl.datastore.cuts.folder import BATCH_ROWS, CutFolder
-from agentrl.datastore.cuts.labels import ANNOTATIONS
 from agentrl.datastore.cuts.make import sha256
 from agentrl.datastore.errors import StoreError, UnknownTrajectoryError
 from agentrl.datastore.table.older_schemas import upgrade

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import ValidationError
 
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.artifacts.pairs import PreferredIn
 from agentrl.datastore.errors import NoBufferError, StoreError
 from agentrl.datastore.formats.notes import Notes, Unreadable, excerpt
 from agentrl.datastore.formats.rows import batched
@@ -59,7 +61,7 @@ def annotate(
 
     Raises StoreError then, and if the store fails.
     """
-    table = buffer.annotations
+    table, preferred_in = buffer.annotations, PreferredIn(Catalog(buffer.store))
     checked: list[Annotation] = []
     refused: list[Unreadable] = []
     rows = already = 0
@@ -69,7 +71,7 @@ def annotate(
             for each in (read(location, fields, source, defaults or {}, refused) for location, fields in part)
             if each
         ]
-        fit = _fitting(buffer, fine, refused)
+        fit = _fitting(buffer, preferred_in, fine, refused)
         if strict:
             checked += fit
             continue
@@ -130,13 +132,16 @@ def name_of(annotation: Annotation, timed: bool) -> str:
 
 
 def _fitting(
-    buffer: "TrajectoryBuffer", given: Sequence[tuple[str, Annotation]], refused: list[Unreadable]
+    buffer: "TrajectoryBuffer",
+    preferred_in: PreferredIn,
+    given: Sequence[tuple[str, Annotation]],
+    refused: list[Unreadable],
 ) -> list[Annotation]:
     """The annotations that fit the rows they are about; others are added to ``refused``."""
     wanted = sorted({annotation.trajectory_id for _, annotation in given})
     tokens = _tokens(buffer, wanted)
     turns = _turns(buffer, sorted({a.trajectory_id for _, a in given if a.turn is not None} & tokens.keys()))
-    pairs = _pairs(buffer, sorted({a.trajectory_id for _, a in given if a.pair_id is not None} & tokens.keys()))
+    pairs = preferred_in(sorted({a.trajectory_id for _, a in given if a.pair_id is not None} & tokens.keys()))
     return fitting(given, tokens, turns, pairs, refused)
 
 
@@ -184,14 +189,6 @@ def _tokens(buffer: "TrajectoryBuffer", ids: Sequence[str]) -> dict[str, int]:
         return dict(buffer.current(None, ask).iter_rows())
     except NoBufferError:
         return {}
-
-
-def _pairs(buffer: "TrajectoryBuffer", ids: Sequence[str]) -> dict[str, list[str]]:
-    """The pairs of the store's artifacts that rows are preferred in."""
-    from agentrl.datastore.artifacts.catalog import Catalog
-    from agentrl.datastore.artifacts.pairs import preferred_in
-
-    return preferred_in(Catalog(buffer.store), ids) if ids else {}
 
 
 def _preferred(pairs: Sequence[str]) -> str:

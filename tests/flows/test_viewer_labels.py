@@ -1,21 +1,24 @@
 """Labels that people give in the viewer: which rows come next, and what is written."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from viewer_store import Browser, make_store, publish
 
 from agentrl.datastore.annotations.labels import Label, LabelSchema
 from agentrl.datastore.artifacts.catalog import Catalog
-from agentrl.datastore.errors import StoreError
+from agentrl.datastore.errors import CorruptError, StoreError
+from agentrl.datastore.formats import annotations
 from agentrl.flows.api.store import Store
 from agentrl.flows.commands._selections import checked_rules
 from agentrl.flows.viewer.app import application, opening
 from agentrl.flows.viewer.guard import Door
-from agentrl.schemas.manifest import Kind
+from agentrl.schemas.manifest import Kind, Manifest
 
 KEY = "the-key"
 ALLOWED = {"x-agentrl-key": KEY}
@@ -106,6 +109,34 @@ def test_what_is_said_of_a_pair_names_one_that_there_is(writer: Browser, store: 
         Store(store).annotate(**{**fields, "trajectory_id": other})
     [thumb] = writer.json("/api/labels/row", row=row)["annotations"]
     assert (thumb["pair_id"], thumb["turn"]) == ("p1", None)
+
+
+def test_of_pairs_only_the_row_groups_of_the_rows_that_are_labelled_are_read(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = Store(store).rows.select("trajectory_id").collect()["trajectory_id"].sort().to_list()[:8]
+    pairs = pa.table({"pair_id": [f"p{row}" for row in ids], "chosen_id": ids, "rejected_id": ids[::-1]})
+    catalog = Catalog(store)
+    made = publish(catalog, "two", "f" * 32, "pairs.outcome", {"pairs": (Kind.PAIRS, pairs)})  # four to a row group
+    path = Path(catalog.open(made, "pairs.parquet"))
+    damaged = pq.ParquetFile(path).metadata.row_group(1).column(0)
+    data = bytearray(path.read_bytes())
+    start = damaged.dictionary_page_offset
+    data[start : start + damaged.total_compressed_size] = bytes(damaged.total_compressed_size)
+    path.write_bytes(data)
+    listed, every = [0], Catalog.all
+
+    def counted(self: Catalog) -> Iterator[Manifest]:
+        listed[0] += 1
+        return every(self)
+
+    monkeypatch.setattr(Catalog, "all", counted)
+    monkeypatch.setattr(annotations, "AT_ONCE", 1)
+    thumbs = [{"trajectory_id": row, "pair_id": f"p{row}", "name": "thumbs", "value": "up"} for row in ids]
+    assert Store(store).annotate(thumbs[:4], author="ann").rows == 4
+    assert listed == [1]
+    with pytest.raises(CorruptError, match=r"pairs\.parquet"):
+        Store(store).annotate(thumbs[4:5], author="ann")
 
 
 def test_queues_bring_what_is_unlabelled_uncertain_or_disputed(writer: Browser, store: Path) -> None:

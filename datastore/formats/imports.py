@@ -203,9 +203,13 @@ class Reading:
     def planning(self, buffer: "TrajectoryBuffer", run_id: str, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         """The tables. After the last one, and before they are committed, it is written down what they supersede, and
         what was said of their rows: the next import would pass over files whose rows are there."""
-        yield from tables
+        yield from self.annotating(buffer, tables)
         plan_removal(buffer, run_id, self.earlier.superseded if self.earlier else [])
-        self.result.annotations = self.annotations.append(buffer, self.notes)
+
+    def annotating(self, buffer: "TrajectoryBuffer", tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """The tables. After the last one, and before they are committed, what was said of their rows is appended."""
+        yield from tables
+        self.annotations.append(buffer, self.notes)
 
     def remove_superseded(self, buffer: "TrajectoryBuffer") -> None:
         self.result.superseded, stay = remove_superseded(buffer)
@@ -232,14 +236,14 @@ class Reading:
             new.append(file)
         self.files = new
 
-    def tables(self, name: str) -> Iterator[pa.Table]:
-        """Rows of all files; ``name`` tells the episodes and groups of this import from those of others. Raises
-        StoreError if there are none."""
+    def tables(self, name: str, renamed: Callable[[pa.Table], pa.Table] = lambda rows: rows) -> Iterator[pa.Table]:
+        """Rows of all files; ``name`` tells the episodes and groups of this import from those of others, and
+        ``renamed`` gives rows the ids that they are to have. Raises StoreError if there are none."""
         owners = {id(file.source): _Owner(file, self.stage) for file in self.files}
         read = read_files([File(file.source, file.recognised.reader) for file in self.files], self._keep)
         for batch in self._saying_what_files_look_like(read):
             own = self._own(batch, [owners[id(source)] for source in batch.sources], name)
-            rows = labelled = self.labelling.apply(own, batch.kept)
+            rows = labelled = renamed(self.labelling.apply(own, batch.kept))
             if self.earlier:
                 rows = self.earlier.without(rows)
                 self.result.present = self.earlier.present
@@ -355,11 +359,8 @@ class Reading:
             buffer.storage.write(f"quarantine/{name}-records.jsonl", lines.encode("utf-8", "replace"))
 
     def finish(self) -> Imported:
-        result, carried = self.result, len(self.annotations.fitting)
-        if result.dry_run:
-            result.annotations = carried
-        elif carried and not self.annotations.appended:
-            self.notes.remark("annotations of rows, which `agentrl buffer import` takes and a stage does not", carried)
+        result = self.result
+        result.annotations = len(self.annotations.fitting)
         result.ignored = dict(sorted(self.notes.ignored.items(), key=lambda item: (-item[1], item[0])))
         result.remarks = dict(self.notes.remarks.most_common())
         result.unreadable = [record.as_dict() for record in self.notes.unreadable]

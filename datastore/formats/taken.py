@@ -22,7 +22,6 @@ class TakenAnnotations:
     def __init__(self) -> None:
         self.fitting: list[Annotation] = []
         self.refused: list[Unreadable] = []
-        self.appended = False
 
     @staticmethod
     def keep(record: Any) -> dict[str, Any] | None:
@@ -52,12 +51,12 @@ class TakenAnnotations:
         fine = filter(None, (read(f"{source}: {name}", each, source, {}, self.refused) for each in without))
         self.fitting += fitting([*fine], {name: row["n_tokens"]}, {name: turns}, {}, self.refused)
 
-    def append(self, buffer: "TrajectoryBuffer", notes: Notes) -> int:
-        """Append them, and say how many were. Those that do not fit their row are set aside in ``quarantine``. What is
-        there already, as after an import that was killed, is not added again."""
-        self.appended = True
+    def append(self, buffer: "TrajectoryBuffer", notes: Notes) -> None:
+        """Append them. Those that do not fit their row are set aside in ``quarantine``. What is there already, as after
+        an import that was killed, is not added again."""
         keep_refused(buffer, self.refused)
         if self.refused:
             notes.remark("annotations that do not fit their row and are set aside in quarantine", len(self.refused))
         parts: Iterator[list[Annotation]] = batched(self.fitting, AT_ONCE)
-        return sum(buffer.annotations.append(part).rows for part in parts)
+        for part in parts:
+            buffer.annotations.append(part)

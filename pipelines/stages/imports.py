@@ -1,6 +1,6 @@
 """The stage that imports what others recorded: files of any format become rows of the buffer that stages read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
@@ -155,7 +155,8 @@ class Import(NamedTuple):
 def import_(context: Context, config: ImportConfig) -> Import:
     """Rows of files and folders in any format of docs/reference/formats.md. The paths count by their content: if a
     file changes or a folder gets another one, all of them are imported again. The second output says which file gave
-    how many rows; the metrics count what is not carried."""
+    how many rows; the metrics count what is not carried. What people and judges said of the rows, as their records
+    have it, becomes annotations of the rows of this stage run."""
     from agentrl.datastore.formats.imports import reading
 
     speaker, check = tokenizer_check(config.tokenizer) if config.tokenizer else (None, None)
@@ -174,7 +175,7 @@ def import_(context: Context, config: ImportConfig) -> Import:
         check_tokens=check,
     ) as reading_files:
         reading_files.leave_out(set())
-        rows = _renamed(reading_files.tables(context.fingerprint), context)
+        rows = reading_files.annotating(context.buffer, reading_files.tables(context.fingerprint, _renaming(context)))
         if context.has_shard(0):  # a run that was killed appended them; they are read again only for the counts
             for _ in rows:
                 pass
@@ -186,18 +187,21 @@ def import_(context: Context, config: ImportConfig) -> Import:
     return Import(context.select(), context.table(pa.Table.from_pylist(result.files, schema=FILES_SCHEMA), "files"))
 
 
-def _renamed(tables: Iterator[pa.Table], context: Context) -> Iterator[pa.Table]:
-    """Rows under ids of this stage run."""
+def _renaming(context: Context) -> Callable[[pa.Table], pa.Table]:
+    """What gives rows ids of this stage run, in the order in which it gets them."""
     from agentrl.datastore.formats.columns import with_column
 
     ids: dict[str, str] = {}
-    for table in tables:
+
+    def renamed(table: pa.Table) -> pa.Table:
         names = [context.trajectory_id(len(ids) + number) for number in range(table.num_rows)]
         ids.update(zip(table["trajectory_id"].to_pylist(), names, strict=True))
         parents = [ids.get(parent or "") for parent in table["parent_id"].to_pylist()]
         table = with_column(table, "trajectory_id", names)
         table = with_column(table, "parent_id", parents)
-        yield with_column(table, "fingerprint", [""] * len(names))
+        return with_column(table, "fingerprint", [""] * len(names))
+
+    return renamed
 
 
 def _said(result: "Imported") -> dict[str, float | int | str | None]:
@@ -209,5 +213,9 @@ def _said(result: "Imported") -> dict[str, float | int | str | None]:
         "skipped": ", ".join(result.skipped),
         "doubled": ", ".join([*result.known, *result.repeats]),
     }
-    aside = {"quarantined": result.quarantined, "unreadable": len(result.unreadable)}
+    aside = {
+        "annotations": result.annotations,
+        "quarantined": result.quarantined,
+        "unreadable": len(result.unreadable),
+    }
     return counts | {name: value for name, value in (lists | aside).items() if value}

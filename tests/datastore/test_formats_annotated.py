@@ -67,7 +67,7 @@ def test_an_import_that_was_killed_before_its_commit_says_nothing_twice(
             import_paths(other.buffer, [path])
     assert other.annotation_log().height == 3
     done = import_paths(other.buffer, [path])
-    assert (done.rows, done.annotations) == (4, 0)
+    assert (done.rows, done.annotations) == (4, 3)
     assert other.annotation_log().height == 3
     assert spoken(other) == spoken(store)
 

@@ -86,6 +86,27 @@ def test_an_import_names_its_rows_and_says_what_it_leaves(tmp_path: Path, logs: 
     assert [file["rows"] for file in done["files"].table().to_pylist()] == [3, 1]
 
 
+def test_what_was_said_of_the_rows_comes_with_them(tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    thumb = {"name": "thumbs", "value": "up", "author": "ann", "created_at": "2026-01-02"}
+    (logs / "c.jsonl").write_text(chat("Is it so?", annotations=[thumb, {**thumb, "turn": 9}]))
+    harness, append = Harness(tmp_path), TrajectoryBuffer.append
+
+    def killed(self: TrajectoryBuffer, rows: Any, **options: Any) -> Any:
+        list(rows)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TrajectoryBuffer, "append", killed)
+    with pytest.raises(KeyboardInterrupt):
+        harness.run(import_, {"paths": [str(logs)]})
+    monkeypatch.setattr(TrajectoryBuffer, "append", append)
+    before = harness.buffer.annotations.version
+    done = harness.run(import_, {"paths": [str(logs)]})
+    about = harness.buffer.annotations.frame().filter(trajectory_id=done["trajectories"].ids()[-1])
+    assert about.select("name", "value", "author", "turn").rows() == [("thumbs", "up", "ann", None)]
+    assert (done.metrics["annotations"], before) == (1, 1)
+    assert "annotations that do not fit their row and are set aside in quarantine: 1" in str(done.metrics["remarks"])
+
+
 def test_two_imports_of_one_file_have_rows_of_their_own(tmp_path: Path, logs: Path) -> None:
     """As every stage run has; so a folder that grew is imported again without a clash of ids."""
     harness = Harness(tmp_path)

@@ -7,6 +7,7 @@ killed.
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import pickle
@@ -269,16 +270,21 @@ def main() -> None:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         printed.written()
-        _free_gpus()
+        _free_memory()
         connection.send_bytes(pickle.dumps(("result", result)))
 
 
-def _free_gpus() -> None:
-    """Give back the memory of GPUs that the stage no longer uses: torch keeps it, and this process waits for the next
-    stage beside others that compute."""
+def _free_memory() -> None:
+    """Give back what the stage no longer uses, since this process waits for its next stage beside others that compute:
+    models and optimisers that refer to each other, the pages that malloc keeps, and the memory of GPUs that torch
+    keeps."""
     torch = sys.modules.get("torch")
-    if torch and torch.cuda.is_initialized():
-        gc.collect()
+    if not torch:
+        return
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 

@@ -132,6 +132,26 @@ def test_a_stage_that_was_begun_shows_progress_before_anyone_waits_for_it(projec
         workers.close()
 
 
+WEIGHTS = """
+    import psutil
+    import torch
+    model = {"weights": [torch.ones(50_000) for _ in range(1000)]}  # 200 MB, in pieces that malloc keeps
+    model["optimizer"] = model
+    open('peak', 'w').write(str(psutil.Process().memory_info().rss))
+"""
+
+
+def test_a_worker_that_waits_holds_no_model_of_the_stage_before(project: Project) -> None:
+    project.edit("stages", "    for number in range(int", WEIGHTS + "    for number in range(int")
+    workers = Workers(lambda *_: None)
+    try:
+        workers.run(job(project), project.folder / "log")
+        (waiting,) = psutil.Process(workers._idle[0].popen.pid).children()
+        assert waiting.memory_info().rss < int(Path("peak").read_text()) - 100e6
+    finally:
+        workers.close()
+
+
 def test_children_left_behind_cost_the_worker_its_life(project: Project) -> None:
     project.edit(
         "stages",

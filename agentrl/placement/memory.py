@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.placement.limits import limits_of, sizes_of
+
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2
 OVERHEAD = 1.5 * GIB
@@ -23,20 +25,17 @@ VLLM_SHARE = 0.9
 HEAD_CHUNK = 2**24
 """Logits at a time, see :mod:`agentrl.training.logprobs`; in passes over sharded weights all of a micro batch."""
 
-BUCKET = 16_000_000
-"""Elements that DeepSpeed reduces, and that ZeRO 3 gathers, at a time, as :mod:`agentrl.training.job` sets it; one
-parameter that is larger is moved whole."""
-
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What of a causal language model decides its memory. ``largest`` is its largest parameter; ``linear`` are inputs
-    and outputs of its linear layers without the head; ``heads`` are those of queries; ``attention`` and ``keys`` are
-    widths of all query heads and of all key heads; ``inner`` is that of the MLP that a token goes through; ``item`` is
-    the bytes of a weight in the saved model."""
+    """What of a causal language model decides its memory. ``largest`` is its largest parameter, ``layer`` its largest
+    layer; ``linear`` are inputs and outputs of its linear layers without the head; ``heads`` are those of queries;
+    ``attention`` and ``keys`` are widths of all query heads and of all key heads; ``inner`` is that of the MLP that a
+    token goes through; ``item`` is the bytes of a weight in the saved model."""
 
     parameters: int
     largest: int
+    layer: int
     linear: tuple[tuple[int, int], ...]
     layers: int
     heads: int
@@ -95,9 +94,11 @@ def shape_of_config(config: Any) -> ModelShape:
     experts = getattr(text, "moe_intermediate_size", None)
     inner = experts * text.num_experts_per_tok if experts else text.intermediate_size
     dtype = getattr(config, "dtype", None) or torch.float32
+    largest, layer = sizes_of(model)
     return ModelShape(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        largest=max(parameter.numel() for parameter in model.parameters()),
+        largest=largest,
+        layer=layer,
         linear=tuple((module.in_features, module.out_features) for module in linear),
         layers=text.num_hidden_layers,
         heads=heads,
@@ -160,11 +161,19 @@ def training(shape: ModelShape, plan: TrainingPlan) -> Need:
         weights = 0.0
     need.parts = {"weights": weights, "gradients": gradients, "optimizer": moments}
     if plan.ranks > 1:
-        at_once = FLOAT32 * max(shape.largest, min(BUCKET, whole))
-        need.parts["communication"] = at_once * (2 if plan.zero == 3 else 1)
+        need.parts["communication"] = FLOAT32 * moved(shape, plan, whole, trained)
     need.parts["activations"] = activations(shape, plan) + head(shape, plan)
     need.parts["overhead"] = OVERHEAD
     return need
+
+
+def moved(shape: ModelShape, plan: TrainingPlan, whole: int, trained: int) -> int:
+    """Elements that DeepSpeed holds to move them, of a model of ``whole`` of which ``trained`` are trained: a bucket of
+    gradients, or the gradient of a parameter that is larger; under ZeRO 3 also the weights that are gathered, see
+    :mod:`agentrl.placement.limits`."""
+    limits = limits_of(shape.largest, shape.layer)
+    gradients = min(trained, limits.reduced if plan.lora_rank else max(shape.largest, limits.reduced))
+    return gradients + (min(whole, limits.live) if plan.zero == 3 else 0)
 
 
 def layer_numbers(shape: ModelShape) -> float:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentrl.algorithms import Algorithm
+from agentrl.placement.limits import GatherLimits
 from agentrl.training.optimizer import OptimizerConfig
 
 
@@ -54,15 +55,20 @@ class DeepSpeed(BaseModel):
             )
         return number
 
-    def settings(self, optimizer: OptimizerConfig | None) -> dict[str, Any]:
+    def settings(self, optimizer: OptimizerConfig | None, limits: GatherLimits | None = None) -> dict[str, Any]:
         """The configuration that DeepSpeed reads. Batch sizes are nominal: the trainer decides what accumulates.
-        Without an optimiser it is for a model that is only computed."""
+        Without an optimiser it is for a model that is only computed; without ``limits``, for one of any shape."""
+        limits = limits or GatherLimits()
         zero: dict[str, Any] = {"stage": self.zero}
         if self.zero:
-            zero["reduce_bucket_size"] = _BUCKET
+            zero["reduce_bucket_size"] = limits.reduced
         if self.zero == 3:
-            zero |= dict.fromkeys(("stage3_max_live_parameters", "stage3_max_reuse_distance"), _BUCKET)
-            zero |= dict.fromkeys(("stage3_prefetch_bucket_size", "sub_group_size"), _BUCKET // 2)
+            zero |= {
+                "stage3_max_live_parameters": limits.live,
+                "stage3_max_reuse_distance": limits.reuse,
+                "stage3_prefetch_bucket_size": limits.prefetched,
+                "sub_group_size": _SUB_GROUP,
+            }
         if self.offload_optimizer and optimizer:
             zero["offload_optimizer"] = {"device": self.offload_optimizer}
         if self.offload_parameters:
@@ -80,9 +86,8 @@ class DeepSpeed(BaseModel):
         return _merged(config, self.extra)
 
 
-_BUCKET = 16_000_000
-"""Elements that DeepSpeed may hold whole at a time, 64 MB in float32. Its own bounds, up to 4 GB, let it gather a
-small model whole."""
+_SUB_GROUP = 8_000_000
+"""Elements of a rank's part that the optimiser updates at a time."""
 
 
 def _merged(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:

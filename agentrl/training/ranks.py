@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from agentrl.placement.limits import limits_of, sizes_of
 from agentrl.training.backend import Result
 from agentrl.training.checkpoint import sync
 from agentrl.training.job import DeepSpeed
@@ -63,7 +64,7 @@ class DeepSpeedRanks:
         groups = parameter_groups(model, config.weight_decay) if config else None
         self._engine: Any = _Work(model)  # without optimiser and shards, there is nothing to do for DeepSpeed
         if config or self.sharded:
-            settings = spread.settings(config)
+            settings = spread.settings(config, limits_of(*sizes_of(model)))
             self._engine, *_ = deepspeed.initialize(model=self._engine, model_parameters=groups, config=settings)
         if config and self.sharded and not (spread.offload_optimizer or spread.offload_parameters):
             _share_masters(self._engine.optimizer)

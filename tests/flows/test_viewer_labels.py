@@ -80,7 +80,8 @@ def test_the_page_of_a_row_has_all_that_was_said_of_it(writer: Browser, store: P
     assert [each["created_at"] for each in answer["earlier"]] == sorted(
         (each["created_at"] for each in answer["earlier"]), reverse=True
     )
-    assert writer.json("/api/labels/row", row="nobody") == {"annotations": [], "earlier": []}
+    nobody = writer.json("/api/labels/row", row="nobody")
+    assert nobody == {"author": writer.json("/api/labels")["author"], "annotations": [], "earlier": []}
 
 
 def test_what_does_not_fit_is_refused(writer: Browser, store: Path) -> None:
@@ -109,6 +110,21 @@ def test_what_is_said_of_a_pair_names_one_that_there_is(writer: Browser, store: 
         Store(store).annotate(**{**fields, "trajectory_id": other})
     [thumb] = writer.json("/api/labels/row", row=row)["annotations"]
     assert (thumb["pair_id"], thumb["turn"]) == ("p1", None)
+    given(writer, row, "tie", name="preference", pair_id="p2")
+    assert (
+        "is preferred in no pair" in given(writer, other, "tie", name="preference", pair_id="p2", status=400)["error"]
+    )
+    assert writer.json("/api/labels/row", row=row)["annotations"][0]["pair_id"] == "p2"
+
+
+def test_tokens_are_labelled_by_where_they_begin_and_end(writer: Browser, store: Path) -> None:
+    row, tokens = Store(store).rows.filter(pl.col("n_tokens") > 9).select("trajectory_id", "n_tokens").collect().row(0)
+    given(writer, row, "down", token_start=4, token_end=9)
+    given(writer, row, "up", token_start=4, token_end=8)
+    spans = writer.json("/api/labels/row", row=row)["annotations"]
+    assert {(each["token_start"], each["token_end"], each["value"]) for each in spans} == {(4, 9, "down"), (4, 8, "up")}
+    assert f"the row has {tokens} tokens" in given(writer, row, token_start=4, token_end=9999, status=400)["error"]
+    assert "go together" in given(writer, row, token_start=4, status=400)["error"]
 
 
 def test_of_pairs_only_the_row_groups_of_the_rows_that_are_labelled_are_read(

@@ -100,7 +100,7 @@ def row_labels(reader: "StoreReader", row: str) -> RowLabels:
     given = current(every)
     earlier = every.join(given, on="annotation_id", how="anti", maintain_order="left")
     counting, before = ([_shown(each) for each in reversed(rows.to_dicts())] for rows in (given, earlier))
-    return RowLabels(annotations=counting, earlier=before)
+    return RowLabels(author=_user(), annotations=counting, earlier=before)
 
 
 def _shown(given: dict[str, Any]) -> GivenLabel:

@@ -44,7 +44,7 @@ function OfRow({ id, at, messages }) {
 }
 
 /** What it is about, with a link to the turn or to the first of the tokens. @param {{given: Given, id: string, at: string | undefined, messages: Messages}} props */
-function About({ given, id, at, messages }) {
+export function About({ given, id, at, messages }) {
   const { turn, token_start: start, token_end: end, pair_id: pair } = given;
   const turns = messages.flatMap((message, number) => (message.role === "assistant" ? [number] : []));
   const parts = [

@@ -62,12 +62,13 @@ export function listen() {
     if (event.key === "Escape" && typing) target.blur();
     if (typing || moves || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.key.length === 1 && !single.value) return;
+    const name = event.shiftKey && event.key.startsWith("Arrow") ? `Shift+${event.key}` : event.key;
     if (event.key === "?") {
       showHelp(); // at once: an Escape that follows must find it open
     } else if (event.key === "y") {
       copy(lasting(), "link");
-    } else if (page.value[event.key] && !(event.key === "Enter" && target.matches("a, button, summary"))) {
-      page.value[event.key].run();
+    } else if (page.value[name] && !(name === "Enter" && target.matches("a, button, summary"))) {
+      page.value[name].run();
     } else return;
     event.preventDefault();
   });

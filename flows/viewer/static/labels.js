@@ -1,12 +1,15 @@
 // What people say of rows: one row after another, by keys. Each label is on the disk when the page says so.
-import { json, post, useAnswer } from "./api.js";
+import { About } from "./annotations.js";
+import { json, useAnswer } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { decimal, plural } from "./format.js";
 import { say, useKeys } from "./keys.js";
 import { address, change, go, route, rowAddress, version } from "./location.js";
 import { Problem } from "./problem.js";
+import { annotate, valueOf } from "./saying.js";
+import { useSpan } from "./spans.js";
 import { pieces, visible } from "./text.js";
-import { html, useEffect, useMemo, useState } from "./ui.js";
+import { html, useEffect, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").LabelQueue} Queue */
 /** @typedef {import("./wire.js").LabelChoice} Choice */
@@ -59,9 +62,11 @@ function Labelling({ queue, name, author, at, allowed, again }) {
   const given = useAnswer(async (stop) => (id ? /** @type {import("./wire.js").RowLabels} */ (await json("/api/labels/row", { row: id }, stop)) : null), [id, told]);
   const messages = row.value && row.value.messages;
   const turns = (messages ?? []).flatMap((message, number) => (message.role === "assistant" ? [number] : []));
-  const spans = useMemo(() => (messages ?? []).map(() => /** @type {[number, number]} */ ([0, 0])), [messages]);
+  const chosen = useSpan(id, at, messages);
   const label = queue.labels.find((each) => each.name === name);
-  const about = turn < 0 ? "the whole row" : `turn ${turn}`;
+  const [start, end] = chosen.span ?? [null, null];
+  const target = { turn: turn < 0 || chosen.span ? null : turn, token_start: start, token_end: end, pair_id: null };
+  const about = chosen.span ? `tokens ${chosen.span[0]} to ${chosen.span[1] - 1}` : turn < 0 ? "the whole row" : `turn ${turn}`;
 
   const move = (/** @type {number} */ by) => {
     if (i + by >= queue.ids.length && queue.total > queue.ids.length) return again();
@@ -72,14 +77,14 @@ function Labelling({ queue, name, author, at, allowed, again }) {
   const step = (/** @type {number} */ by) => {
     const next = Math.max(-1, Math.min(turn + by, turns.length - 1));
     setTurn(next);
+    chosen.clear();
     document.getElementById(`m${turns[next]}`)?.scrollIntoView({ block: "nearest" });
   };
   const tell = (/** @type {Saying} */ saying, /** @type {string} */ words) => {
     if (!allowed) return Promise.resolve(say("this viewer only reads: agentrl view --write"));
     if (!id) return Promise.resolve();
     setProblem(null);
-    const body = { annotation_id: unique(), trajectory_id: id, turn: turn < 0 ? null : turn, author, ...saying };
-    return post("/api/annotation", body).then(() => {
+    return annotate({ trajectory_id: id, ...target, author, ...saying }).then(() => {
       say(`${words} of ${about}: saved`);
       setTold((number) => number + 1);
     }, setProblem);
@@ -88,6 +93,7 @@ function Labelling({ queue, name, author, at, allowed, again }) {
     if (!choice || number >= choice.values.length) return;
     tell({ name: choice.name, value: choice.values[number] }, `${choice.name} ${choice.values[number]}`);
   };
+  const firstToken = chosen.spans[turns[turn]]?.[0] ?? 0;
   const thumbs = queue.labels.find((each) => each.name === "thumbs");
   const digits = label && label.name !== "thumbs" ? label : queue.labels.find((each) => each.name === "stars");
   const focus = (/** @type {string} */ field) => document.getElementById(field)?.focus();
@@ -103,6 +109,11 @@ function Labelling({ queue, name, author, at, allowed, again }) {
     x: { does: "take this label back", run: () => void tell({ name, value: null }, `${name} taken back`) },
     c: { does: "write a comment", run: () => focus("comment") },
     e: { does: "write the answer that should be there", run: () => focus("correction") },
+    t: { does: "tokens of the row, or back to its text", run: chosen.turn },
+    ArrowRight: { does: "choose the next token", run: () => chosen.step(1, false, firstToken) },
+    ArrowLeft: { does: "choose the token before", run: () => chosen.step(-1, false, firstToken) },
+    "Shift+ArrowRight": { does: "choose one token more", run: () => chosen.step(1, true, firstToken) },
+    "Shift+ArrowLeft": { does: "choose one token less", run: () => chosen.step(-1, true, firstToken) },
     "/": { does: "filter the buffer", run: () => go(address("/buffer", { at })) },
   });
 
@@ -113,21 +124,20 @@ function Labelling({ queue, name, author, at, allowed, again }) {
   return html`<p class="soft"><button onClick=${() => move(-1)} disabled=${i === 0}>previous</button> <button onClick=${() => move(1)}>next</button>
       row ${i + 1} of ${queue.total}: <a href=${rowAddress(id, { at })}>${pieces(id)}</a>${row.value && html`, reward ${decimal(row.value.row.reward)}`}</p>
     <div class="labels" role="group" aria-label=${`labels of ${about}`}>
-      ${queue.labels.map((choice) => html`<${Values} choice=${choice} given=${given.value?.annotations ?? []} turn=${turn} author=${author} disabled=${!allowed} press=${(/** @type {number} */ number) => give(choice, number)} />`)}
+      ${queue.labels.map((choice) => html`<${Values} choice=${choice} given=${given.value?.annotations ?? []} target=${target} author=${author} disabled=${!allowed} press=${(/** @type {number} */ number) => give(choice, number)} />`)}
     </div>
-    <p class="soft" role="status">about ${about}${turns.length > 0 && html` of ${plural(turns.length, "turn")}`}: j and k choose a turn</p>
+    <p class="soft" role="status">about ${about}${chosen.text ? html` <code>${visible(chosen.text)}</code>` : turns.length > 0 && html` of ${plural(turns.length, "turn")}`}: j and k choose a turn, ${chosen.painter ? "the mouse or arrows and Shift tokens" : "t shows tokens"}${chosen.lacks && ", of which this row has none"}</p>
     ${problem && html`<${Problem} problem=${problem} />`}
-    <${Words} key=${`comment ${id} ${turn}`} id="comment" label="comment" disabled=${!allowed} send=${(/** @type {string} */ comment) => tell({ name: "comment", comment }, "comment")} />
-    <${Words} key=${`correction ${id} ${turn}`} id="correction" label="corrected answer" disabled=${!allowed} send=${(/** @type {string} */ correction) => tell({ name: "correction", correction }, "correction")} />
-    <${Said} annotations=${given.value?.annotations ?? []} />
+    <${Words} key=${`comment ${id} ${about}`} id="comment" label="comment" disabled=${!allowed} send=${(/** @type {string} */ comment) => tell({ name: "comment", comment }, "comment")} />
+    <${Words} key=${`correction ${id} ${about}`} id="correction" label="corrected answer" disabled=${!allowed} send=${(/** @type {string} */ correction) => tell({ name: "correction", correction }, "correction")} />
+    <${Said} annotations=${given.value?.annotations ?? []} id=${id} at=${at} messages=${messages ?? []} />
     ${row.problem && html`<${Problem} problem=${row.problem} />`}
-    ${messages && html`<${Conversation} key=${id} id=${id} at=${at} messages=${messages} spans=${spans} painter=${null} current=${turn < 0 ? -1 : turns[turn]} />`}`;
+    ${messages && html`<div onMouseUp=${chosen.take}><${Conversation} key=${id} id=${id} at=${at} messages=${messages} spans=${chosen.spans} painter=${chosen.painter} current=${turn < 0 ? -1 : turns[turn]} /></div>`}`;
 }
 
-/** The values of a label as buttons. @param {{choice: Choice, given: Given[], turn: number, author: string, disabled: boolean, press: (number: number) => void}} props */
-function Values({ choice, given, turn, author, disabled, press }) {
-  const about = turn < 0 ? null : turn;
-  const own = given.find((each) => each.name === choice.name && each.turn === about && each.author === author)?.value;
+/** The values of a label as buttons. @param {{choice: Choice, given: Given[], target: import("./saying.js").Target, author: string, disabled: boolean, press: (number: number) => void}} props */
+function Values({ choice, given, target, author, disabled, press }) {
+  const own = valueOf(given, choice.name, author, target);
   return html`<p><span class="label" title=${choice.description}>${pieces(choice.name)}</span> ${choice.values.map((value, number) => html`<button class=${value === own ? "mark on" : "mark"} aria-pressed=${value === own ? "true" : "false"} aria-label=${`${choice.name}: ${value}`} disabled=${disabled} onClick=${() => press(number)}>${pieces(value)}</button> `)}</p>`;
 }
 
@@ -148,15 +158,12 @@ function Words({ id, label, disabled, send }) {
   </form>`;
 }
 
-/** What was said of the row. @param {{annotations: Given[]}} props */
-function Said({ annotations }) {
+/** What was said of the row. @param {{annotations: Given[], id: string, at: string | undefined, messages: Row["messages"]}} props */
+function Said({ annotations, id, at, messages }) {
   if (!annotations.length) return html`<p class="soft">Nothing was said of this row yet.</p>`;
   return html`<details><summary>${plural(annotations.length, "annotation")} of this row</summary>
     <table class="lines"><thead><tr><th>of</th><th>label</th><th>says</th><th>author</th></tr></thead><tbody>
-      ${annotations.map((each) => html`<tr><td>${each.turn === null ? "row" : `turn ${each.turn}`}</td><td>${pieces(each.name)}</td>
+      ${annotations.map((each) => html`<tr><td><${About} given=${each} id=${id} at=${at} messages=${messages} /></td><td>${pieces(each.name)}</td>
         <td>${pieces([each.value, each.comment, each.correction].filter(Boolean).join(" · "))}</td><td>${pieces(each.author)}${each.author_kind === "judge" ? ", a judge" : ""}</td></tr>`)}
     </tbody></table></details>`;
 }
-
-/** A name that nothing else has, so that what is sent twice is kept once. Addresses without TLS have no randomUUID. */
-const unique = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");

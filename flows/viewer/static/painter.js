@@ -18,6 +18,16 @@ function lineEnd() {
   return mark;
 }
 
+/** Whether a character of an element is in a range. @param {Range} range @param {Element} element */
+function overlaps(range, element) {
+  const [first, last] = [element.firstChild, element.lastChild];
+  if (!(first instanceof Text) || !(last instanceof Text)) return false;
+  const own = document.createRange();
+  own.setStart(first, 0);
+  own.setEnd(last, last.length);
+  return range.compareBoundaryPoints(Range.START_TO_END, own) > 0 && range.compareBoundaryPoints(Range.END_TO_START, own) < 0;
+}
+
 export class Painter {
   /** @param {Tokens} tokens @param {Lens} lens @param {boolean} [folding] whether the style sheet folds tokens of the template */
   constructor(tokens, lens, folding = false) {
@@ -29,6 +39,8 @@ export class Painter {
     /** @type {Map<Element, Block>} */
     this.byElement = new Map();
     this.current = -1;
+    /** @type {[number, number]} the tokens that are chosen: the first, and the one after the last */
+    this.chosen = [0, 0];
     this.wanted = -1; // a token to reveal as soon as it is there
     // Beside the event: it also lights what is near the view, so a token that was revealed stays while heights are corrected.
     this.watch = new IntersectionObserver((seen) => seen.forEach((entry) => this.turn(entry.target, entry.isIntersecting)), { rootMargin: "50%" });
@@ -106,7 +118,7 @@ export class Painter {
 
   /** @param {number} i */
   classes(i) {
-    return classes(this.lens, this.tokens, i) + this.tokens.folds(i) + (i === this.current ? " now" : "");
+    return classes(this.lens, this.tokens, i) + this.tokens.folds(i) + (i === this.current ? " now" : "") + (i >= this.chosen[0] && i < this.chosen[1] ? " picked" : "");
   }
 
   /** @param {Lens} lens */
@@ -141,6 +153,24 @@ export class Painter {
       const block = this.block(index);
       if (block?.lit) this.restyle(block);
     }
+  }
+
+  /** Marks tokens as chosen. @param {[number, number]} span */
+  choose(span) {
+    this.chosen = span;
+    for (const block of this.byElement.values()) if (block.lit) this.restyle(block);
+  }
+
+  /** The tokens of which the reader selected a character or more; null if there are none. @returns {[number, number] | null} */
+  selected() {
+    const selection = getSelection();
+    if (!selection?.rangeCount || selection.isCollapsed) return null;
+    const range = selection.getRangeAt(0);
+    const touched = this.blocks.flatMap((block) => {
+      if (!block.lit || !range.intersectsNode(block.element)) return [];
+      return Array.from(block.element.children, (span, i) => (overlaps(range, span) ? block.from + i : -1)).filter((token) => token >= 0);
+    });
+    return touched.length ? [touched[0], touched[touched.length - 1] + 1] : null;
   }
 
   /** Brings a token into view. @param {number} i */

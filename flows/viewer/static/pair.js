@@ -3,6 +3,7 @@ import { json, useAnswer } from "./api.js";
 import { count, decimal, plural } from "./format.js";
 import { useKeys } from "./keys.js";
 import { address, change, go, route, rowAddress } from "./location.js";
+import { Preference, usePreference } from "./preference.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { fetchSequence } from "./tokens.js";
@@ -45,7 +46,12 @@ function One({ artifact, pair }) {
   }, [artifact, pair]);
   const to = (/** @type {string | null | undefined} */ other) => address("/pair", { artifact, pair_id: other });
   const turn = (/** @type {string | null | undefined} */ other) => other && go(to(other));
+  const preference = usePreference(value?.answer.chosen.trajectory_id, pair);
   useKeys({
+    ArrowLeft: { does: "the left one is better", run: () => preference.give("chosen") },
+    ArrowRight: { does: "the right one is better", run: () => preference.give("rejected") },
+    "=": { does: "neither is better", run: () => preference.give("tie") },
+    x: { does: "take back which is better", run: () => preference.give(null) },
     n: { does: "next pair", run: () => turn(value?.answer.next) },
     p: { does: "previous pair", run: () => turn(value?.answer.previous) },
     "/": { does: "filter the buffer", run: () => go("/buffer") },
@@ -65,6 +71,7 @@ function One({ artifact, pair }) {
     <p>${answer.margin === null ? "No training stage recorded log-probs of the reference." : `Margin of the reference's log-probs: ${decimal(answer.margin)}.`}
       ${answer.trained_by.length ? ` Trained on by ${answer.trained_by.join(", ")}.` : " No stage trained on it."}</p>
     <h2>Chosen and rejected</h2>
+    <${Preference} ...${preference} />
     <${Versus} shared=${answer.shared_prefix} sides=${sides} />`;
 }
 

@@ -64,8 +64,10 @@ class GivenLabel(Answer):
 
 
 class RowLabels(Answer):
-    """What counts of what was said of a row, and what was said ``earlier`` and counts no more, newest first."""
+    """What counts of what was said of a row, and what was said ``earlier`` and counts no more, newest first.
+    ``author`` is who labels if nobody says otherwise."""
 
+    author: str
     annotations: list[GivenLabel]
     earlier: list[GivenLabel]
 
@@ -74,11 +76,16 @@ class RowLabels(Answer):
 
 
 class AnnotationQuery(Query):
-    """What is said of a row. ``annotation_id`` is new for each thing that is said, and the same if it is sent again."""
+    """What is said of a row, of a ``turn``, of tokens from ``token_start`` to ``token_end`` (exclusive), or of a pair
+    that the row is the chosen side of. ``annotation_id`` is new for each thing that is said, and the same if it is sent
+    again."""
 
     annotation_id: str = Field(min_length=8, max_length=100)
     trajectory_id: str = Field(min_length=1)
     turn: int | None = Field(None, ge=0)
+    token_start: int | None = Field(None, ge=0)
+    token_end: int | None = Field(None, ge=1)
+    pair_id: str | None = Field(None, min_length=1, max_length=1000)
     name: str = Field(min_length=1, max_length=1000)
     value: str | None = None
     comment: str = ""

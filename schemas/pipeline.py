@@ -29,6 +29,25 @@ class ShardEngine(_Strict):
     options: list[str] = Field([], description="More options of sbatch, such as --partition=cpu")
 
 
+class TimeLimits(_Strict):
+    """How long the processes of a stage wait for each other, in seconds."""
+
+    heartbeat_s: float = Field(
+        60.0, ge=5, description="Without a sign of life of the stage, and for a file of a shared folder to be seen"
+    )
+    connect_s: float = Field(60.0, gt=0, description="Until a machine of a hostfile answers")
+    reserve_s: float = Field(600.0, gt=0, description="Until Ray has the machines free")
+    rendezvous_s: float = Field(
+        600.0, gt=0, description="Until all ranks have reported to the first; what one of them imports and loads counts"
+    )
+    server_start_s: float | None = Field(
+        None, gt=0, description="Until a server answers or has read weights; None: 600, and one for each 50 MB of them"
+    )
+    transfer_s: float | None = Field(
+        None, gt=0, description="Of one transfer of weights (engine.sync); None: 300, and one for each 50 MB of them"
+    )
+
+
 class Execution(_Strict):
     """Where and how a stage runs. Nothing here enters the fingerprint."""
 
@@ -44,6 +63,7 @@ class Execution(_Strict):
         None, ge=1, description="Machines to start them on; None: all of the hostfile, otherwise one"
     )
     hostfile: str | None = Field(None, description="Machines of launcher hostfile, one 'name slots=N' a line")
+    limits: TimeLimits = Field(TimeLimits(), description="How long the stage's ranks and servers wait for each other")
     engine: ShardEngine = Field(ShardEngine(), description="What runs the shards of stages that are divided")
     concurrency: list[Name] = Field([], description="Global concurrency slots that are held while the stage runs")
     retries: int = Field(0, ge=0, le=100, description="How often a failed stage is tried again")

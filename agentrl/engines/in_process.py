@@ -14,7 +14,6 @@ from agentrl.engines.base import EngineError, Turn
 from agentrl.engines.blocking import in_thread
 from agentrl.engines.replicas import (
     FORGET,
-    START_S,
     Adapter,
     BadRequestError,
     Receiver,
@@ -23,6 +22,7 @@ from agentrl.engines.replicas import (
     State,
     in_time,
     span_of,
+    start_s,
     turn_of,
 )
 from agentrl.engines.transfer import transfer_option
@@ -136,9 +136,9 @@ class InProcess:
 
     async def reload(self, folder: Path) -> None:
         if self._args.worker_extension_cls:
-            await self._told(self._vllm.collective_rpc(FORGET, timeout=START_S))
+            await self._told(self._vllm.collective_rpc(FORGET, timeout=start_s(folder)))
         given = {"weights_path": str(folder)}
-        await self._told(self._vllm.collective_rpc("reload_weights", timeout=START_S, kwargs=given))
+        await self._told(self._vllm.collective_rpc("reload_weights", timeout=start_s(folder), kwargs=given))
 
     async def label(self, version: int) -> None:
         await self._told(self._vllm.update_weight_version(str(version)))
@@ -160,7 +160,7 @@ class InProcess:
     async def adapters(self) -> set[str]:
         return set(self._adapters)
 
-    async def receiver(self) -> Receiver:
+    async def receiver(self, limit_s: float) -> Receiver:
         client = _Client(self._vllm, asyncio.get_running_loop())
         return Receiver(client, int(self._vllm.vllm_config.parallel_config.world_size_across_dp), "127.0.0.1")
 

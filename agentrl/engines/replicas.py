@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from agentrl.engines.base import EngineError, Turn
+from agentrl.placement.launcher import limits
 from agentrl.schemas.trajectory import Span
 
 State = Literal["starting", "stale", "serving", "suspect", "dead"]
@@ -16,7 +17,13 @@ weights of another version."""
 EXTENSION, FORGET = "--worker-extension-cls", "forget_expert_kernels"
 """The option that gives workers the methods of :class:`agentrl.engines.cpu_experts.CPUExperts`, and that method."""
 
-START_S = 600.0
+START_S, TRANSFER_S = 600.0, 300.0
+"""Seconds that a server may take to answer, or to read weights, and a transfer of weights, besides the time for their
+bytes."""
+
+BYTES_S = 50e6
+"""Bytes of weights that are read or sent in a second at least: a slow disk that eight servers share."""
+
 ANSWER_S = 10.0  # for what is left of a request that was cut
 ABORT_AGAIN_S = 0.1
 Result = TypeVar("Result")
@@ -64,6 +71,17 @@ class Receiver:
     client: Any
     ranks: int
     address: str
+
+
+def start_s(folder: Path) -> float:
+    """Seconds until vLLM must answer that is started with, or reads, the weights in ``folder``."""
+    size = sum(file.stat().st_size for file in folder.glob("*") if file.is_file()) if folder.is_dir() else 0
+    return limits().server_start_s or START_S + size / BYTES_S
+
+
+def transfer_s(size: int) -> float:
+    """Seconds that a transfer of ``size`` bytes of weights may take."""
+    return limits().transfer_s or TRANSFER_S + size / BYTES_S
 
 
 class Replica(Protocol):
@@ -126,8 +144,9 @@ class Replica(Protocol):
         """Names of the adapters that it has."""
         ...
 
-    async def receiver(self) -> Receiver:
-        """Its part in vLLM's own transfer of weights. Raises ReplicaError if it was not started for one."""
+    async def receiver(self, limit_s: float) -> Receiver:
+        """Its part in vLLM's own transfer of weights, of which no step may take longer than ``limit_s``. Raises
+        ReplicaError if it was not started for one."""
         ...
 
     async def healthy(self) -> bool: ...

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import ssl
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,6 @@ from agentrl.engines.blocking import in_thread
 from agentrl.engines.replicas import (
     EXTENSION,
     FORGET,
-    START_S,
     Adapter,
     BadRequestError,
     Receiver,
@@ -27,6 +27,7 @@ from agentrl.engines.replicas import (
     State,
     in_time,
     span_of,
+    start_s,
     turn_of,
 )
 from agentrl.engines.transfer import transfer_option
@@ -77,7 +78,7 @@ class Server:
         if not self.url:
             self.log = folder.parent / f"server-{uuid.uuid4().hex[:8]}.log"
             self._launch(folder)
-        await self._until_healthy()
+        await self._until_healthy(start_s(folder))
         paths = (await self.call("GET", "/openapi.json"))["paths"]
         for path, remedy in NEEDED.items():
             if path not in paths:
@@ -91,7 +92,7 @@ class Server:
             await asyncio.to_thread(self.process.stop)
             await asyncio.sleep(PAUSE_S)
             self._launch(folder)
-        await self._until_healthy()
+        await self._until_healthy(start_s(folder))
 
     def _launch(self, folder: Path) -> None:
         """Raises EngineError if it cannot be started."""
@@ -109,15 +110,16 @@ class Server:
             raise EngineError(str(error)) from error
         self.url = f"http://{self.process.address}"
 
-    async def _until_healthy(self) -> None:
+    async def _until_healthy(self, limit_s: float) -> None:
         """Raises EngineError with the end of its log if its process ends or the time does."""
-        for _ in range(int(START_S / 0.5)):
+        ends = time.monotonic() + limit_s
+        while time.monotonic() < ends:
             if await self.healthy():
                 return
             if self.process is not None and self.process.poll() is not None:
                 raise EngineError(f"{self} ended while it started; its log ends:\n{self.tail()}")
             await asyncio.sleep(0.5)
-        raise EngineError(f"{self} did not answer for {START_S:g} s; {self.tail()}")
+        raise EngineError(f"{self} did not answer for {limit_s:g} s (execution.limits.server_start_s); {self.tail()}")
 
     async def call(self, method: str, path: str, timeout: float | None = 60.0, **request: Any) -> Any:
         """The JSON that a route answers, or None. Raises ReplicaError if it fails or does not answer in time."""
@@ -187,7 +189,7 @@ class Server:
         if EXTENSION in self.options:
             await self.call("POST", "/collective_rpc", json={"method": FORGET})
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await self.call("POST", "/collective_rpc", timeout=START_S, json=body)
+        await self.call("POST", "/collective_rpc", timeout=start_s(folder), json=body)
 
     async def label(self, version: int) -> None:
         await self.call("POST", "/update_weight_version", json={"new_version": str(version)})
@@ -201,7 +203,7 @@ class Server:
     async def adapt(self, adapter: Adapter) -> None:
         body = {"lora_name": adapter.name, "lora_path": str(adapter.folder)}
         try:
-            await self._asked("POST", ADAPT, timeout=START_S, json=body)
+            await self._asked("POST", ADAPT, timeout=start_s(adapter.folder), json=body)
         except ReplicaError as error:
             if ADAPT in (await self.call("GET", "/openapi.json"))["paths"]:
                 raise
@@ -216,14 +218,14 @@ class Server:
     async def adapters(self) -> set[str]:
         return {str(model["id"]) for model in (await self.call("GET", "/v1/models"))["data"]}
 
-    async def receiver(self) -> Receiver:
+    async def receiver(self, limit_s: float) -> Receiver:
         from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 
         url = httpx.URL(self.url)
         with socket.create_connection((url.host, url.port or 80), timeout=10) as seen:
             address = str(seen.getsockname()[0])
         ranks = int((await self.call("GET", "/get_world_size"))["world_size"])
-        return Receiver(HTTPVLLMWeightSyncClient(self.url, START_S), ranks, address)
+        return Receiver(HTTPVLLMWeightSyncClient(self.url, limit_s), ranks, address)
 
     async def healthy(self) -> bool:
         try:

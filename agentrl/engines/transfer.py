@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.engines.base import EngineError, Weights
 from agentrl.engines.blocking import in_thread
-from agentrl.engines.replicas import Adapter, Receiver, Replica, ReplicaError
+from agentrl.engines.replicas import Adapter, Receiver, Replica, ReplicaError, transfer_s
 from agentrl.engines.weights import adapter_rank, tensors_of, write_folder
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
 
 Backend = Literal["nccl", "ipc"]
-TRANSFER_S = 300.0
 
 
 class Receivers:
@@ -99,6 +98,8 @@ class Transfer:
         self.backend = backend
         self.start = write_folder(policy.model, policy.tokenizer, folder / str(policy.version))
         self.label = policy.version
+        parameters = list(policy.model.parameters())
+        self.limit_s = transfer_s(sum(tensor.numel() * tensor.element_size() for tensor in parameters))
         self.device = policy.model.device
         self._source: Any = policy.model
         self._before = (self.label, self._source)
@@ -149,7 +150,7 @@ class Transfer:
         if self._sender is not None:
             await asyncio.to_thread(self._sender.shutdown)
             self._sender = None
-        group = Receivers([await replica.receiver() for replica in replicas])
+        group = Receivers([await replica.receiver(self.limit_s) for replica in replicas])
         self._sender = await self._beside(lambda: self._joined(group))
         self._members = list(replicas)
 
@@ -204,9 +205,11 @@ class Transfer:
 
         threading.Thread(target=run, daemon=True, name="weight-transfer").start()
         try:
-            return await asyncio.wait_for(made, TRANSFER_S)
+            return await asyncio.wait_for(made, self.limit_s)
         except TimeoutError:
-            raise ReplicaError(f"not all replicas took part within {TRANSFER_S:g} s") from None
+            raise ReplicaError(
+                f"not all replicas took part within {self.limit_s:g} s (execution.limits.transfer_s)"
+            ) from None
 
 
 def _settle(made: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:

@@ -2,7 +2,7 @@
 (``python -m agentrl.online.ranks``)."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.training.job import TrainingJob
-from agentrl.training.launch import NoMemoryError, Ranks, main
+from agentrl.training.launch import NoMemoryError, Ranks, heartbeat_s, main
 from agentrl.training.orders import Orders, answer, arriving
 from agentrl.training.rank import backend_of, begin, highest_peak, load_start
 
@@ -27,7 +27,7 @@ KEPT_WEIGHTS = 2
 """Folders of weights that stay: an engine may still read the one before the newest."""
 
 ASKED, ANCHORED, SCORES, SEEN = "asked.parquet", "anchored.parquet", "scores.npz", "seen.parquet"
-"""Files beside the job's, of rows that go with an order, and of what is answered."""
+"""Names of the files of rows that go with an order, and of what is answered; they have the order's number too."""
 
 
 class ModelsOnRanks:
@@ -54,7 +54,7 @@ class ModelsOnRanks:
 
     def _begin(self) -> None:
         self._ranks = Ranks(self._job.deepspeed, self.folder, MODULE)
-        self._orders = Orders(self.folder / "orders", self._alive)
+        self._orders = Orders(self.folder / "orders", self._alive, self._ranks.limits.heartbeat_s)
         job = self._job.model_copy(update={"orders": str(self._orders.folder)})
         self._ranks.begin(job.write(self.folder))
 
@@ -74,19 +74,18 @@ class ModelsOnRanks:
     def scores(self, rows: "TrainingRows") -> "Scores":
         from agentrl.training.rows import save_rows
 
-        save_rows(self.folder / ASKED, rows)
-        self._asked("scores")
+        self._asked("scores", {ASKED: lambda path: save_rows(path, rows)})
         offsets = rows.lists("input_ids")[0]
-        with np.load(self.folder / SCORES) as flat:
+        with np.load(self._orders.answered(SCORES)) as flat:
             return {name: np.split(flat[name], offsets[1:-1]) for name in flat.files}
 
     def anchored(self, parts: "Sequence[TrainingRows]") -> "list[TrainingRows]":
         from agentrl.online.recorded import parts_of
         from agentrl.training.rows import step_table
 
-        pq.write_table(step_table(0, list(enumerate(parts))), self.folder / ASKED)
-        self._asked("anchored")
-        return [part for _, part in parts_of(pq.read_table(self.folder / ANCHORED))]
+        table = step_table(0, list(enumerate(parts)))
+        self._asked("anchored", {ASKED: lambda path: pq.write_table(table, path)})
+        return [part for _, part in parts_of(pq.read_table(self._orders.answered(ANCHORED)))]
 
     def update(self, made: "Recorded") -> dict[str, float]:
         from agentrl.online.recorded import file_of
@@ -95,11 +94,11 @@ class ModelsOnRanks:
 
         batch = file_of(self.batches, made.iteration)
         try:
-            reply = self._asked("update", batch=str(batch))
+            reply = self._asked("update", files=_recorded(batch), batch=str(batch))
         except TrainingError as error:
             raise TrainingError(str(error), TrainingRows.of_table(step_table(0, made.parts))) from None
         self._since.append(batch)
-        self.seen = pq.read_table(self.folder / SEEN) if reply["seen"] else None
+        self.seen = pq.read_table(self._orders.answered(SEEN)) if reply["seen"] else None
         if made.parts:
             self._renew(self.policy.version + 1)
         metrics: dict[str, float] = reply["metrics"]
@@ -129,14 +128,24 @@ class ModelsOnRanks:
         for old in sorted(folder.iterdir())[:-KEPT_WEIGHTS]:
             shutil.rmtree(old)
 
-    def _asked(self, do: str, **about: Any) -> dict[str, Any]:
+    def _asked(
+        self,
+        do: str,
+        beside: Mapping[str, Callable[[Path], object]] | None = None,
+        files: Sequence[Path] = (),
+        **about: Any,
+    ) -> dict[str, Any]:
+        """The answer to an order. ``beside`` writes the files of its own that go with it, by name."""
         from agentrl.training.batch import TrainingError
 
         while True:
             try:
                 if self._behind:
                     self._catch_up()
-                reply = self._orders.give(do, **about)
+                own = {self._orders.file(name): write for name, write in (beside or {}).items()}
+                for path, write in own.items():
+                    write(path)
+                reply = self._orders.give(do, [*own, *files], **about)
                 break
             except NoMemoryError as error:
                 self._ranks.close()
@@ -154,8 +163,13 @@ class ModelsOnRanks:
         if self._saved:
             self._orders.give("load", path=str(self._saved.absolute()))
         for batch in self._since:
-            self._orders.give("update", batch=str(batch))
+            self._orders.give("update", _recorded(batch), batch=str(batch))
         self._behind = False
+
+
+def _recorded(batch: Path) -> list[Path]:
+    """The files of a recorded iteration that are read with it."""
+    return [path for path in (batch, batch.with_suffix(".targets")) if path.exists()]
 
 
 # -- what each rank does
@@ -176,37 +190,37 @@ def run(job_file: Path) -> None:
     spread: Any = backend_of(job)
     about_steps = (job.steps, job.seed, job.updates)
     models = Models(start(), job.objective, job.optimizer, *about_steps, spread, again, job.record_tokens)  # type: ignore[arg-type]
-    for path, order in arriving(Path(job.orders)):
+    for path, order in arriving(Path(job.orders), heartbeat_s()):
         try:
-            about = _carried_out(models, order, job_file.parent)
+            about = _carried_out(models, order, path)
         except TrainingError as error:
             about = {"error": str(error)}
         dist.barrier()  # else an order could be removed before all ranks have seen it
         if dist.get_rank() == 0:
-            answer(path, {"done": models.done, **about})
+            answer(path, {"done": models.done, **about}, _written(order, path))
     dist.destroy_process_group()
 
 
-def _carried_out(models: "Models", order: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What is answered to an order."""
+def _carried_out(models: "Models", order: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What is answered to an order in ``path``; files that go with it lie beside."""
     from agentrl.online.recorded import Recorded, parts_of
     from agentrl.training.rows import TrainingRows, step_table
 
     first = models.trainer.backend.rank == 0
     match order["do"]:
         case "scores":
-            scores = models.scores(TrainingRows.of_table(pq.read_table(folder / ASKED)))
+            scores = models.scores(TrainingRows.of_table(pq.read_table(_beside(path, ASKED))))
             if first:
                 flat = {name: np.concatenate(values) for name, values in scores.items()}
-                np.savez(folder / SCORES, **flat)  # type: ignore[arg-type]
+                np.savez(_beside(path, SCORES), **flat)  # type: ignore[arg-type]
         case "anchored":
-            parts = models.anchored([part for _, part in parts_of(pq.read_table(folder / ASKED))])
+            parts = models.anchored([part for _, part in parts_of(pq.read_table(_beside(path, ASKED)))])
             if first:
-                pq.write_table(step_table(0, list(enumerate(parts))), folder / ANCHORED)
+                pq.write_table(step_table(0, list(enumerate(parts))), _beside(path, ANCHORED))
         case "update":
             metrics = models.update(Recorded.read(Path(order["batch"])))
             if first and models.seen is not None:
-                pq.write_table(models.seen, folder / SEEN)
+                pq.write_table(models.seen, _beside(path, SEEN))
             peak = highest_peak(models.trainer.backend)
             return {"metrics": {**metrics, "peak_gib": peak}, "seen": models.seen is not None}
         case "export":
@@ -216,6 +230,16 @@ def _carried_out(models: "Models", order: dict[str, Any], folder: Path) -> dict[
         case "load":
             return {"progress": models.load(Path(order["path"]))}
     return {}
+
+
+def _beside(path: Path, name: str) -> Path:
+    return path.with_suffix(f".{name}")
+
+
+def _written(order: dict[str, Any], path: Path) -> list[Path]:
+    """What the first rank wrote for an order, which the stage's process reads."""
+    exported = [Path(order["path"])] if order["do"] == "export" else []
+    return [file for name in (SCORES, ANCHORED, SEEN) if (file := _beside(path, name)).exists()] + exported
 
 
 if __name__ == "__main__":

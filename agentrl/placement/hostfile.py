@@ -19,8 +19,8 @@ from typing import NamedTuple
 from agentrl.placement.base import STOP_S, LaunchError, python_path
 from agentrl.placement.devices import Devices, shown
 from agentrl.placement.remote import AT
+from agentrl.placement.shared import pause_s
 
-CONNECT_S = 60.0
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 
 
@@ -72,7 +72,7 @@ def _script(host: str, command: Sequence[str], env: Mapping[str, str | None]) ->
 class OverSsh:
     """A process on another machine. See :class:`agentrl.placement.base.Process`."""
 
-    def __init__(self, host: str, script: str, log: Path, on_end: Callable[[], None]) -> None:
+    def __init__(self, host: str, script: str, log: Path, connect_s: float, on_end: Callable[[], None]) -> None:
         self._on_end = cache(on_end)  # once
         before = log.stat().st_size if log.exists() else 0
         with log.open("ab") as out:
@@ -84,24 +84,25 @@ class OverSsh:
                 start_new_session=True,
             )
         try:
-            self.address = self._wait(host, log, before)
+            self.address = self._wait(host, log, before, connect_s)
         except BaseException:
             self.stop()
             raise
 
-    def _wait(self, host: str, log: Path, start: int) -> str:
+    def _wait(self, host: str, log: Path, start: int, connect_s: float) -> str:
         """The address that the other side says."""
-        ends = time.monotonic() + CONNECT_S
+        began = time.monotonic()
         while True:
             over = self._ssh.poll() is not None
             printed = log.read_bytes()[start:].decode(errors="replace")
             for line in printed.splitlines(keepends=True):
                 if line.startswith(AT) and line.endswith("\n"):
                     return line[len(AT) :].strip()
-            if over or time.monotonic() > ends:
-                what = f"ended with {self._ssh.returncode}" if over else f"said nothing for {CONNECT_S:g} s"
+            waited = time.monotonic() - began
+            if over or waited > connect_s:
+                what = f"ended with {self._ssh.returncode}" if over else f"said nothing for {connect_s:g} s"
                 raise LaunchError(f"ssh {host} {what}; try: ssh {host} true; it printed: {printed.strip()[-500:]}")
-            time.sleep(0.02)
+            time.sleep(pause_s(waited))
 
     def poll(self) -> int | None:
         return self._ssh.poll()
@@ -121,9 +122,10 @@ class OverSsh:
 class Hostfile:
     """See :class:`agentrl.placement.base.Launcher`. ``env`` is set for everything that it starts."""
 
-    def __init__(self, hosts: Sequence[Machine], env: Mapping[str, str]) -> None:
+    def __init__(self, hosts: Sequence[Machine], env: Mapping[str, str], connect_s: float) -> None:
         self.hosts, self.nodes, self._env = list(hosts), len(hosts), dict(env)
         self.gpus = min(host.slots for host in hosts)
+        self._connect_s = connect_s
         self._devices = Devices([[str(number) for number in range(host.slots)] for host in hosts])
         self._started: list[OverSsh] = []
 
@@ -141,7 +143,7 @@ class Hostfile:
         host = self.hosts[index].name
         script = _script(host.rpartition("@")[2], command, {**self._env, **(env or {}), **shown(taken)})
         try:
-            process = OverSsh(host, script, log, lambda: self._devices.give_back(index, taken))
+            process = OverSsh(host, script, log, self._connect_s, lambda: self._devices.give_back(index, taken))
         except LaunchError as error:
             raise LaunchError(f"the {role} cannot be started: {error}") from None
         self._started.append(process)

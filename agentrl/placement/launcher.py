@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.placement.base import Launcher, LaunchError, Process
-from agentrl.schemas.pipeline import Execution
+from agentrl.schemas.pipeline import Execution, TimeLimits
 
 
 def launcher_of(execution: Execution) -> Launcher:
@@ -17,11 +17,11 @@ def launcher_of(execution: Execution) -> Launcher:
 
         assert execution.hostfile is not None  # checked when the pipeline was read
         hosts = read_hosts(Path(execution.hostfile).expanduser(), execution.nodes, execution.gpus)
-        return Hostfile(hosts, execution.env)
+        return Hostfile(hosts, execution.env, execution.limits.connect_s)
     if execution.launcher == "ray":
         from agentrl.placement.on_ray import RayLauncher
 
-        return RayLauncher(execution.nodes or 1, execution.gpus, execution.env)
+        return RayLauncher(execution.nodes or 1, execution.gpus, execution.env, execution.limits.reserve_s)
     if execution.launcher == "external":
         return Nothing()
     from agentrl.placement.local import Local
@@ -52,6 +52,11 @@ def here() -> Launcher:
     if _launcher is None:
         _launcher = launcher_of(_execution)
     return _launcher
+
+
+def limits() -> TimeLimits:
+    """How long the processes of the stage that runs in this process wait for each other."""
+    return _execution.limits
 
 
 def temporary(name: str) -> Path:

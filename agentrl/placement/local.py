@@ -45,7 +45,7 @@ class Child:
                 env=env,
                 process_group=0,
             )
-        self._watch = Watch(-self._popen.pid)
+        self._watch = Watch(-self._popen.pid, log=log)
 
     @property
     def pid(self) -> int:

@@ -5,6 +5,8 @@ A placement group holds the machines, so that a stage gets all that it asks for 
 """
 
 import os
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,10 +16,12 @@ from agentrl.placement.base import LaunchError, python_path
 from agentrl.placement.devices import Devices
 from agentrl.schemas.installation import install_hint
 
-WAIT_S = 600.0
-"""Seconds that a stage waits for machines that others use."""
-
 ANSWER_S = 60.0
+"""Seconds for the answer to a start or a stop, and of silence until a warning."""
+
+LOOK_S = 1.0
+"""Seconds that a question whether a process lives waits for its answer."""
+
 _SOME = 0.01  # of a processor: an actor of a placement group needs a share of its bundle
 
 
@@ -48,22 +52,44 @@ class _Starter:
             self._child.stop()
 
 
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
 class OnRay:
     """See :class:`agentrl.placement.base.Process`."""
 
-    def __init__(self, starter: Any, address: str, on_end: Callable[[], None]) -> None:
-        self._starter, self.address = starter, address
+    def __init__(self, starter: Any, address: str, role: str, log: Path, on_end: Callable[[], None]) -> None:
+        self._starter, self.address, self._role, self._log = starter, address, role, log
         self._on_end = cache(on_end)  # once
         self._code: int | None = None
+        self._question: Any = None
+        self._asked, self._warned = 0.0, False
 
     def poll(self) -> int | None:
+        """A machine that does not answer is busy, or its network is: that it is dead is for Ray to say, which asks it
+        all the time."""
         import ray
 
-        if self._code is None:
-            try:
-                self._code = ray.get(self._starter.poll.remote(), timeout=ANSWER_S)
-            except (ray.exceptions.RayError, TimeoutError):  # its machine is gone
-                self._code = 1
+        if self._code is not None:
+            return self._code
+        if self._question is None:
+            self._question, self._asked = self._starter.poll.remote(), time.monotonic()
+        if not ray.wait([self._question], timeout=LOOK_S)[0]:
+            if not self._warned and time.monotonic() - self._asked > ANSWER_S:
+                self._warned = True
+                text = (
+                    f"the machine of the {self._role} ({self.address}) has not answered for {ANSWER_S:g} s; it counts"
+                )
+                warnings.warn(f"{text} as alive until Ray gives it up (`ray status`)", stacklevel=2)
+            return None
+        question, self._question = self._question, None
+        try:
+            self._code = ray.get(question)
+        except ray.exceptions.RayError as error:
+            self._code = 1
+            with self._log.open("a") as log:
+                log.write(f"\nRay gave up the machine of the {self._role} ({self.address}): {_last_line(error)}\n")
         return self._code
 
     def stop(self) -> None:
@@ -80,17 +106,18 @@ class OnRay:
 
 class RayLauncher:
     """See :class:`agentrl.placement.base.Launcher`. Takes ``nodes`` machines with ``gpus`` free GPUs each, of the
-    cluster that RAY_ADDRESS names, or that this machine belongs to.
+    cluster that RAY_ADDRESS names, or that this machine belongs to, and waits ``reserve_s`` seconds for them.
 
     Raises LaunchError if Ray is not installed, if there is no cluster, or if it has not so much in all or in time.
     """
 
-    def __init__(self, nodes: int, gpus: int, env: Mapping[str, str]) -> None:
+    def __init__(self, nodes: int, gpus: int, env: Mapping[str, str], reserve_s: float) -> None:
         try:
             import ray
         except ImportError:
             raise LaunchError(f"launcher ray needs Ray: {install_hint('ray')}") from None
         self.nodes, self.gpus, self._env = nodes, gpus, dict(env)
+        self._reserve_s = reserve_s
         self._devices = Devices([[str(number) for number in range(gpus)] for _ in range(nodes)])  # counted; Ray chooses
         self._started: list[OnRay] = []
         self._joined = not ray.is_initialized()
@@ -128,11 +155,11 @@ class RayLauncher:
             )
         bundle = {"CPU": 1.0, **({"GPU": float(self.gpus)} if self.gpus else {})}
         group = placement_group([dict(bundle) for _ in range(self.nodes)], strategy="STRICT_SPREAD")
-        if not group.wait(WAIT_S):
+        if not group.wait(self._reserve_s):
             remove_placement_group(group)
             raise LaunchError(
-                f"{self.nodes} machines with {self.gpus} GPUs each were not free for {WAIT_S:g} s; `ray status` says "
-                "who has them"
+                f"{self.nodes} machines with {self.gpus} GPUs each were not free for {self._reserve_s:g} s; "
+                "`ray status` says who has them, and execution.limits.reserve_s is how long a stage waits"
             )
         return group
 
@@ -160,8 +187,8 @@ class RayLauncher:
         except (ray.exceptions.RayError, TimeoutError) as error:
             ray.kill(starter)
             self._devices.give_back(index, taken)
-            raise LaunchError(f"the {role} cannot be started through Ray: {str(error).splitlines()[-1]}") from None
-        self._started.append(OnRay(starter, address, lambda: self._devices.give_back(index, taken)))
+            raise LaunchError(f"the {role} cannot be started through Ray: {_last_line(error)}") from None
+        self._started.append(OnRay(starter, address, role, log, lambda: self._devices.give_back(index, taken)))
         return self._started[-1]
 
     def close(self) -> None:

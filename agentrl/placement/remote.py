@@ -7,6 +7,7 @@ standard input ends, the connection is gone, and the command is ended with all o
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -35,6 +36,7 @@ def main(host: str, command: list[str]) -> int:
     def watch() -> None:
         while os.read(0, 4096):
             pass
+        print(f"the connection to the stage ended: {socket.gethostname()} ends what it started", flush=True)
         _end(child)
 
     threading.Thread(target=watch, daemon=True).start()

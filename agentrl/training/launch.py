@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import shutil
+import socket
 import sys
 import time
 import uuid
@@ -20,16 +21,27 @@ from typing import TYPE_CHECKING, TextIO
 import pyarrow.parquet as pq
 
 from agentrl.placement.base import LaunchError, Process, python_path
-from agentrl.placement.launcher import here, temporary
+from agentrl.placement.launcher import here, limits, temporary
+from agentrl.placement.shared import UnseenError, is_listed, pause_s, sizes_of, wait_until_seen
+from agentrl.placement.signs import SIGNS, Signs, Silence
 from agentrl.training.job import DeepSpeed, TrainingJob
-from agentrl.training.rank import DIALECT, DONE, FAILED, NO_MEMORY, NOTE, run, run_or_say
+from agentrl.training.rank import DIALECT, DONE, FAILED, NO_MEMORY, NOTE, READ, WROTE, run, run_or_say, tell
 
 if TYPE_CHECKING:
     from agentrl.training.step import Metrics
 
 TRAIN = "agentrl.training.launch"
-POLL_S = 0.02
 TAIL = 40
+LOOK_S = 1.0
+"""Seconds between two looks at whether ranks have ended, and at signs of life of the stage."""
+
+HEARTBEAT_S, RENDEZVOUS_S = "AGENTRL_HEARTBEAT_S", "AGENTRL_RENDEZVOUS_S"
+"""Variables in which ranks find ``execution.limits``."""
+
+
+def heartbeat_s() -> float:
+    """Seconds that this rank allows without a sign of life, and until it sees a file."""
+    return float(os.environ[HEARTBEAT_S])
 
 
 def command(processes: int, node: int, nodes: int, master: str, job_file: Path, module: str = TRAIN) -> list[str]:
@@ -57,6 +69,9 @@ class Ranks:
         self._parts: list[str] = []
         self._tails: list[list[str]] = []
         self._reason = ""
+        self._written: dict[str, int] | None = None
+        self.limits = limits()
+        self._signs = Signs(self._files.with_suffix(SIGNS))
         try:
             self._start()
         except BaseException:
@@ -67,6 +82,8 @@ class Ranks:
         launcher, master = here(), "{host}:{port}"
         number = _ranks(self.config, launcher.gpus)
         env = {
+            HEARTBEAT_S: str(self.limits.heartbeat_s),
+            RENDEZVOUS_S: str(self.limits.rendezvous_s),
             "PYTHONPATH": python_path(),  # a loss may be a class of the user's
             "PYTHONSAFEPATH": "1",  # no module of the folder is taken for ours
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -96,12 +113,14 @@ class Ranks:
         Raises TrainingError with the end of the output if the processes fail.
         """
         self.begin(job)
+        heard = time.monotonic()
         try:
             while (lines := self.said()) is not None:
                 for line in lines:
-                    if line.startswith(DONE):
-                        on_step(json.loads(line[len(DONE) :]))
-                time.sleep(POLL_S)
+                    on_step(json.loads(line[len(DONE) :]))
+                heard = time.monotonic() if lines else heard
+                time.sleep(pause_s(time.monotonic() - heard))
+            self._wait_for_results()
         except NoMemoryError as error:
             self.close()
             error.halve(job)
@@ -111,11 +130,27 @@ class Ranks:
         return pq.read_table(job.parent / "metrics.parquet").to_pylist()
 
     def begin(self, job: Path) -> None:
-        """Tell the processes of their job."""
+        """Tell the processes of their job, and of the files that it reads."""
         self._job = job
+        reads = [path for name in READ if (path := job.parent / name).exists()]
         written = self._files.with_suffix(".tmp")
-        written.write_text(f"{job.absolute()}\n")
+        told = {"job": str(job.absolute()), "text": job.read_text(), "files": sizes_of(*reads)}
+        written.write_text(json.dumps(told))
         written.rename(self._told)
+
+    def _wait_for_results(self) -> None:
+        """What ranks print, and what they write, may be seen here after they have ended. Raises TrainingError if it is
+        not."""
+        from agentrl.training.batch import TrainingError
+
+        began = time.monotonic()
+        while self._written is None and time.monotonic() - began < self.limits.heartbeat_s:
+            time.sleep(pause_s(time.monotonic() - began))
+            self.said()
+        try:
+            wait_until_seen(self._written or {}, self.limits.heartbeat_s)
+        except UnseenError as error:
+            raise TrainingError(str(error)) from None
 
     def said(self) -> list[str] | None:
         """What the processes said since this was asked last; None if they have ended. What they note is warned of.
@@ -133,6 +168,8 @@ class Ranks:
                 self._reason = line[len(FAILED) :].strip()
             elif line.startswith(NO_MEMORY):
                 why = line[len(NO_MEMORY) :].strip()
+            elif line.startswith(WROTE):
+                self._written = json.loads(line[len(WROTE) :])
             elif line.startswith(DONE):
                 lines.append(line)
             else:
@@ -159,6 +196,7 @@ class Ranks:
             process.stop()
         for log in self._logs:
             log.close()
+        self._signs.close()
         self._told.unlink(missing_ok=True)
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -210,21 +248,59 @@ def _choose_accelerator(environment: "os._Environ[str] | dict[str, str]") -> Non
 
 def fork_ranks(given: argparse.Namespace, run: Callable[[Path], None], modules: Sequence[str]) -> None:
     """Import what training needs, and ``modules``, wait for the path of a job file, and ``run`` it in the forked
-    processes of this machine. If one of them fails, the others are ended."""
-    starter = os.getppid()
+    processes of this machine. If one of them fails, or if the stage gives no sign of life, the others are ended."""
     _choose_accelerator(os.environ)
     _import_what_ranks_need(modules)
-    while not given.told.exists():
-        if os.getppid() != starter:
-            return  # whoever would have told of a job has ended
-        time.sleep(POLL_S)
-    job = Path(given.told.read_text().strip())
-    from torch.multiprocessing import start_processes
+    silence = Silence(given.told.with_suffix(SIGNS), heartbeat_s())
+    first = given.node * given.ranks
+    names = f"ranks {first} to {first + given.ranks - 1} on {socket.gethostname()} end"
+    try:
+        job = _job_told(given.told, silence)
+        from torch.multiprocessing import start_processes
 
-    host, _, port = given.master.rpartition(":")
-    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
-    os.environ |= {"WORLD_SIZE": str(given.ranks * given.nodes), "LOCAL_WORLD_SIZE": str(given.ranks)}
-    start_processes(_rank, (given.node * given.ranks, job, run), nprocs=given.ranks, start_method="fork")
+        host, _, port = given.master.rpartition(":")
+        os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
+        os.environ |= {"WORLD_SIZE": str(given.ranks * given.nodes), "LOCAL_WORLD_SIZE": str(given.ranks)}
+        ranks = start_processes(_rank, (first, job, run), nprocs=given.ranks, join=False, start_method="fork")
+        assert ranks is not None
+        try:
+            while not ranks.join(LOOK_S):
+                _look(silence)
+        finally:
+            for process in ranks.processes:
+                process.kill()
+    except (SilenceError, UnseenError) as error:
+        tell(FAILED, f"{names}: {error}")
+        sys.exit(1)
+
+
+class SilenceError(RuntimeError):
+    """The stage gave no sign of life for too long."""
+
+
+def _look(silence: Silence) -> None:
+    if reason := silence.look():
+        raise SilenceError(reason)
+
+
+def _job_told(told: Path, silence: Silence) -> Path:
+    """The job file that the stage tells of, when it is seen here with the files that it reads. Raises SilenceError and
+    UnseenError."""
+    began = looked = time.monotonic()
+    while not is_listed(told):
+        if time.monotonic() - looked > LOOK_S:
+            _look(silence)
+            looked = time.monotonic()
+        time.sleep(pause_s(time.monotonic() - began))
+    about = json.loads(told.read_text())
+    job, text = Path(about["job"]), about["text"]
+    wait_until_seen({**about["files"], str(job): len(text.encode())}, silence.limit_s)
+    began = time.monotonic()
+    while job.read_text() != text:  # what an earlier try left may have its size
+        if time.monotonic() - began > silence.limit_s:
+            raise UnseenError(f"{job} is still seen as an earlier one after {silence.limit_s:g} s")
+        time.sleep(pause_s(time.monotonic() - began))
+    return job
 
 
 def _rank(number: int, first: int, job: Path, run: Callable[[Path], None]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.placement.shared import sizes_of
 from agentrl.schemas.installation import PACKAGE_ROOT
 from agentrl.training.job import TrainingJob
 
@@ -29,7 +30,11 @@ FAILED = "AGENTRL_ERROR "
 NOTE = "AGENTRL_NOTE "
 DIALECT = "AGENTRL_DIALECT "
 NO_MEMORY = "AGENTRL_NO_MEMORY "
+WROTE = "AGENTRL_WROTE "
 """How lines begin that the process which started the ranks understands."""
+
+READ = ("rows.arrow", "start")
+"""What a job reads that lies beside its file, if it is there."""
 
 
 def tell(kind: str, text: str) -> None:
@@ -84,6 +89,7 @@ def run(job_file: Path) -> None:
     if first:
         table = pa.Table.from_pylist([{**row, "peak_gib": peak} for row in history])
         pq.write_table(table, folder / "metrics.parquet")
+        tell(WROTE, json.dumps(sizes_of(folder / "metrics.parquet", folder / "model")))
     dist.barrier()
     dist.destroy_process_group()
 

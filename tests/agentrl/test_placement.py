@@ -61,7 +61,7 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 def over_ssh(hosts: list[Machine] | None = None) -> Hostfile:
-    return Hostfile(hosts or [Machine("one", 4), Machine("me@two", 4)], {"WORD": "said"})
+    return Hostfile(hosts or [Machine("one", 4), Machine("me@two", 4)], {"WORD": "said"}, 60.0)
 
 
 @pytest.mark.parametrize("kind", ["local", "hostfile"])

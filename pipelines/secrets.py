@@ -9,15 +9,11 @@ import re
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
-_NAME = re.compile(r"(^|[_-])(api_?key|key|token|secret|password|passwd|credentials?|auth|authorization)($|[_-])", re.I)
+from agentrl.schemas.secret_names import names_a_secret
+
 _REFERENCE = re.compile(r"\$\{\w+\}")
 
 HIDDEN = "***"
-
-
-def names_a_secret(key: Sequence[str | int]) -> bool:
-    """Whether any part of a key path is named like a secret: ``api_key``, ``HF_TOKEN``, ``password``."""
-    return any(_NAME.search(str(part)) for part in key)
 
 
 def is_reference(value: object) -> bool:

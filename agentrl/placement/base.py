@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.schemas.installation import PACKAGE_ROOT
+from agentrl.schemas.secret_names import names_a_secret
 
 STOP_S = 10.0
 """Seconds between asking a process to end and killing it."""
 
-"""The folder of our packages, which is the same on all machines."""
+PASSED = ("NCCL_", "GLOO_", "HF_", "UCX_", "FI_")
+"""How the names of variables begin that processes on other machines have from the stage's: how they find each other,
+and where models are kept."""
 
 
 class LaunchError(RuntimeError):
@@ -26,7 +29,7 @@ class Process(Protocol):
     """A process that a launcher started, with all that it starts itself."""
 
     address: str
-    """``host:port``, as others reach it. The port was free when the process was started."""
+    """``host:port``, as others reach it: no name. The port is kept free for the process from before its start."""
 
     def poll(self) -> int | None:
         """Its exit code; None while it runs."""
@@ -77,6 +80,12 @@ def filled(command: Sequence[str], host: str, port: int) -> list[str]:
 def changed(environment: Mapping[str, str], env: Mapping[str, str | None]) -> dict[str, str]:
     """An environment with changes; None removes a variable."""
     return {name: value for name, value in {**environment, **env}.items() if value is not None}
+
+
+def passed(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables of this process that its processes on other machines get, besides ``execution.env``: those of
+    :data:`PASSED`, and those that are named like a secret."""
+    return {name: value for name, value in environment.items() if name.startswith(PASSED) or names_a_secret([name])}
 
 
 def python_path() -> str:

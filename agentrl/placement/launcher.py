@@ -13,11 +13,12 @@ from agentrl.schemas.pipeline import Execution, TimeLimits
 def launcher_of(execution: Execution) -> Launcher:
     """What ``execution.launcher`` names. Raises LaunchError if its machines cannot be had."""
     if execution.launcher == "hostfile":
-        from agentrl.placement.hostfile import Hostfile, read_hosts
+        from agentrl.placement.connected import Machines
+        from agentrl.placement.hostfile import Ssh, read_hosts
 
         assert execution.hostfile is not None  # checked when the pipeline was read
         hosts = read_hosts(Path(execution.hostfile).expanduser(), execution.nodes, execution.gpus)
-        return Hostfile(hosts, execution.env, execution.limits.connect_s)
+        return Machines(Ssh(), hosts, execution.env, execution.limits.connect_s)
     if execution.launcher == "ray":
         from agentrl.placement.on_ray import RayLauncher
 

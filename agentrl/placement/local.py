@@ -14,10 +14,19 @@ from agentrl.placement.devices import Devices, shown, visible
 from agentrl.placement.watch import Watch
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
+class KeptPort:
+    """A port of this machine that is kept for one process until it ends, so that no other process and no connection
+    gets it while that one loads. It may bind the port because both set SO_REUSEADDR, as servers do."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, 1)
+        self._socket.bind(("", 0))
+        self.number = int(self._socket.getsockname()[1])
+
+    def close(self) -> None:
+        self._socket.close()
 
 
 class Child:
@@ -94,14 +103,16 @@ class Local:
         node: int | None = None,
     ) -> Child:
         taken: list[str] = self._devices.take(role, gpus)[1] if gpus else []
-        port = free_port()
+        port = KeptPort()
         environment = changed(os.environ, {**(env or {}), **shown(taken)})
 
         def over() -> None:
+            port.close()
             if gpus:
                 self._devices.give_back(0, taken)
 
-        child = Child(filled(command, "127.0.0.1", port), environment, log, f"127.0.0.1:{port}", over)
+        address = f"127.0.0.1:{port.number}"
+        child = Child(filled(command, "127.0.0.1", port.number), environment, log, address, over)
         self._started.append(child)
         return child
 

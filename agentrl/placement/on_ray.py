@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agentrl.placement.base import LaunchError, python_path
+from agentrl.placement.base import LaunchError, passed, python_path
 from agentrl.placement.devices import Devices
 from agentrl.schemas.installation import install_hint
 
@@ -36,12 +36,15 @@ class _Starter:
         """Start it; its address."""
         import ray
 
+        from agentrl.placement.addresses import INTERFACE, own_address
         from agentrl.placement.base import changed, filled
-        from agentrl.placement.local import Child, free_port
+        from agentrl.placement.local import Child, KeptPort
 
-        host, port = ray.util.get_node_ip_address(), free_port()
         environment = changed(os.environ, {**env})
-        self._child = Child(filled(command, host, port), environment, Path(log), f"{host}:{port}")
+        host = own_address(environment) if INTERFACE in environment else ray.util.get_node_ip_address()
+        port = KeptPort()
+        command = filled(command, host, port.number)
+        self._child = Child(command, environment, Path(log), f"{host}:{port.number}", port.close)
         return str(self._child.address)
 
     def poll(self) -> int | None:
@@ -181,7 +184,7 @@ class RayLauncher:
         paths = {"env_vars": {"PYTHONPATH": python_path()}}
         options = {"num_cpus": _SOME, "num_gpus": gpus, "scheduling_strategy": strategy, "runtime_env": paths}
         starter: Any = ray.remote(_Starter).options(**options).remote(os.getcwd())
-        changes = {**self._env, **(env or {})}
+        changes = {**passed(), **self._env, **(env or {})}
         try:
             address: Any = ray.get(starter.start.remote(list(command), changes, str(log.absolute())), timeout=ANSWER_S)
         except (ray.exceptions.RayError, TimeoutError) as error:

@@ -1,10 +1,13 @@
-"""Runs a command on the other end of a connection: ``python -m agentrl.placement.remote HOST COMMAND...``
+"""Runs a command on the other end of a connection: ``python -m agentrl.placement.remote COMMAND...``
 
-It prints the address that the command is given in place of ``{host}:{port}``, and then what the command prints. If its
-standard input ends, the connection is gone, and the command is ended with all of its group.
+The first line of its standard input is a JSON object of changes to the environment, null for a variable that is
+removed: the arguments of a process can be read by everybody on its machine, and secrets are among them. It prints the
+address that the command is given in place of ``{host}:{port}``, and then what the command prints. If its standard
+input ends, the connection is gone, and the command is ended with all of its group.
 """
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -12,8 +15,9 @@ import subprocess
 import sys
 import threading
 
-from agentrl.placement.base import STOP_S, filled
-from agentrl.placement.local import free_port
+from agentrl.placement.addresses import own_address
+from agentrl.placement.base import STOP_S, changed, filled
+from agentrl.placement.local import KeptPort
 
 AT = "AGENTRL_AT "
 
@@ -27,11 +31,30 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def main(host: str, command: list[str]) -> int:
+def _first_line() -> bytes:
+    """Of the standard input, without a byte of what follows."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    return line
+
+
+def main(command: list[str]) -> int:
     """The exit code of the command."""
-    port = free_port()
-    print(f"{AT}{host}:{port}", flush=True)
-    child = subprocess.Popen(filled(command, host, port), stdin=subprocess.DEVNULL, start_new_session=True)
+    line = _first_line()
+    if not line.endswith(b"\n"):
+        print(f"the connection to {socket.gethostname()} ended before its environment came", flush=True)
+        return 1
+    environment = changed(os.environ, json.loads(line))
+    try:
+        host = own_address(environment)
+    except LookupError as error:
+        print(error.args[0], flush=True)
+        return 1
+    port = KeptPort()
+    print(f"{AT}{host}:{port.number}", flush=True)
+    given = filled(command, host, port.number)
+    child = subprocess.Popen(given, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -46,4 +69,4 @@ def main(host: str, command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

@@ -20,23 +20,28 @@ from typing import TYPE_CHECKING, TextIO
 
 import pyarrow.parquet as pq
 
+from agentrl.placement.addresses import ADDRESS
 from agentrl.placement.base import LaunchError, Process, python_path
 from agentrl.placement.launcher import here, limits, temporary
 from agentrl.placement.shared import UnseenError, is_listed, pause_s, sizes_of, wait_until_seen
 from agentrl.placement.signs import SIGNS, Signs, Silence
 from agentrl.training.job import DeepSpeed, TrainingJob
 from agentrl.training.rank import DIALECT, DONE, FAILED, NO_MEMORY, NOTE, READ, WROTE, run, run_or_say, tell
+from agentrl.training.rendezvous import MEET, RENDEZVOUS_S, UNREACHED
 
 if TYPE_CHECKING:
     from agentrl.training.step import Metrics
 
 TRAIN = "agentrl.training.launch"
 TAIL = 40
+FIRST = ".first"
+"""How the name of the file ends that has the address of the first rank."""
+
 LOOK_S = 1.0
 """Seconds between two looks at whether ranks have ended, and at signs of life of the stage."""
 
-HEARTBEAT_S, RENDEZVOUS_S = "AGENTRL_HEARTBEAT_S", "AGENTRL_RENDEZVOUS_S"
-"""Variables in which ranks find ``execution.limits``."""
+HEARTBEAT_S = "AGENTRL_HEARTBEAT_S"
+"""The variable in which ranks find ``execution.limits.heartbeat_s``."""
 
 
 def heartbeat_s() -> float:
@@ -44,11 +49,11 @@ def heartbeat_s() -> float:
     return float(os.environ[HEARTBEAT_S])
 
 
-def command(processes: int, node: int, nodes: int, master: str, job_file: Path, module: str = TRAIN) -> list[str]:
-    """The command that starts the ranks of machine ``node`` of ``nodes``, which run ``module``. The first rank listens
-    at ``master``; the path of the job file will stand in the file ``told``."""
-    ranks = ["--ranks", str(processes), "--node", str(node), "--nodes", str(nodes), "--master", master]
-    return [sys.executable, "-m", module, *ranks, str(job_file)]
+def command(processes: int, node: int, nodes: int, told: Path, module: str = TRAIN) -> list[str]:
+    """The command that starts the ranks of machine ``node`` of ``nodes``, which run ``module``. The path of the job
+    file will stand in the file ``told``."""
+    ranks = ["--ranks", str(processes), "--node", str(node), "--nodes", str(nodes), "--address", "{host}"]
+    return [sys.executable, "-m", module, *ranks, str(told)]
 
 
 class Ranks:
@@ -79,7 +84,7 @@ class Ranks:
             raise
 
     def _start(self) -> None:
-        launcher, master = here(), "{host}:{port}"
+        launcher = here()
         number = _ranks(self.config, launcher.gpus)
         env = {
             HEARTBEAT_S: str(self.limits.heartbeat_s),
@@ -91,7 +96,7 @@ class Ranks:
             "MALLOC_MMAP_THRESHOLD_": os.environ.get("MALLOC_MMAP_THRESHOLD_", "1000000"),
         }
         for node in range(launcher.nodes):
-            ranks = command(number, node, launcher.nodes, master, self._told, self.module)
+            ranks = command(number, node, launcher.nodes, self._told, self.module)
             log = self._files.with_suffix(f".{node}.log")
             log.touch()
             gpus = number if launcher.gpus else 0
@@ -99,7 +104,6 @@ class Ranks:
             self._logs.append(log.open(errors="replace"))
             self._parts.append("")
             self._tails.append([])
-            master = self._processes[0].address
 
     @property
     def _told(self) -> Path:
@@ -165,7 +169,7 @@ class Ranks:
             elif line.startswith(DIALECT):
                 self.dialect = json.loads(line[len(DIALECT) :])
             elif line.startswith(FAILED):
-                self._reason = line[len(FAILED) :].strip()
+                self._reason = self._reason or line[len(FAILED) :].strip()  # what others say follows from it
             elif line.startswith(NO_MEMORY):
                 why = line[len(NO_MEMORY) :].strip()
             elif line.startswith(WROTE):
@@ -197,7 +201,8 @@ class Ranks:
         for log in self._logs:
             log.close()
         self._signs.close()
-        self._told.unlink(missing_ok=True)
+        for file in (self._told, self._told.with_suffix(FIRST), self._told.with_suffix(UNREACHED)):
+            file.unlink(missing_ok=True)
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
@@ -258,8 +263,7 @@ def fork_ranks(given: argparse.Namespace, run: Callable[[Path], None], modules: 
         job = _job_told(given.told, silence)
         from torch.multiprocessing import start_processes
 
-        host, _, port = given.master.rpartition(":")
-        os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": port}
+        os.environ |= {ADDRESS: given.address, MEET: str(given.told.with_suffix(FIRST))}
         os.environ |= {"WORLD_SIZE": str(given.ranks * given.nodes), "LOCAL_WORLD_SIZE": str(given.ranks)}
         ranks = start_processes(_rank, (first, job, run), nprocs=given.ranks, join=False, start_method="fork")
         assert ranks is not None
@@ -341,7 +345,7 @@ def main(run: Callable[[Path], None], modules: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser()
     for name in ("--ranks", "--node", "--nodes"):
         parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--master", required=True)
+    parser.add_argument("--address", required=True)
     parser.add_argument("told", type=Path)
     fork_ranks(parser.parse_args(), run, modules)
 

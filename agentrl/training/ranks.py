@@ -17,6 +17,7 @@ from agentrl.training.backend import Result
 from agentrl.training.checkpoint import sync
 from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig, parameter_groups
+from agentrl.training.rendezvous import meet
 from agentrl.training.sequence import SequenceGroup
 
 LATEST = "latest"
@@ -24,7 +25,8 @@ LATEST = "latest"
 
 
 def join_ranks() -> None:
-    """Choose this process's device, before anything is allocated, and join the other ranks."""
+    """Choose this process's device, before anything is allocated, and join the other ranks. Raises RendezvousError with
+    the reason if that fails."""
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
@@ -32,7 +34,9 @@ def join_ranks() -> None:
     deepspeed.ops.__compatible_ops__ = {}
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
+    backend = get_accelerator().communication_backend_name()
+    meet(backend)
+    deepspeed.init_distributed(dist_backend=backend)
 
 
 class _Work(torch.nn.Module):

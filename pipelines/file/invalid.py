@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from agentrl.pipelines.file.elsewhere import elsewhere
 from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.file.yaml_text import Key
-from agentrl.pipelines.secrets import names_a_secret
 from agentrl.schemas.annotations import is_secret, models_at, unknown_key
+from agentrl.schemas.secret_names import names_a_secret
 
 
 def explained(item: Mapping[str, Any], model: type[BaseModel], file: Mapping[str, Any], key: Key) -> tuple[Key, str]:

@@ -23,13 +23,14 @@ from agentrl.pipelines.file.invalid import anchor, explained
 from agentrl.pipelines.file.machines import undivided, unsplittable, wrong
 from agentrl.pipelines.file.problems import Problem, SpecError, did_you_mean
 from agentrl.pipelines.file.readiness import missing_packages
-from agentrl.pipelines.secrets import is_reference, names_a_secret
+from agentrl.pipelines.secrets import is_reference
 from agentrl.pipelines.stage import Stage
 from agentrl.placement.base import LaunchError
 from agentrl.schemas.annotations import markers
 from agentrl.schemas.installation import missing as absent
 from agentrl.schemas.manifest import Kind
 from agentrl.schemas.pipeline import Execution, PipelineSpec
+from agentrl.schemas.secret_names import names_a_secret
 
 _STORED = re.compile(r"([A-Za-z][^/\\]*/(?:[0-9a-f]{8,32}|newest))(?:\.(\w+))?")
 

@@ -12,9 +12,11 @@ import psutil
 import pytest
 from fake_machines import fake_gpus, fake_ssh
 
+from agentrl.placement.addresses import own_address
 from agentrl.placement.base import Launcher, LaunchError, Process
+from agentrl.placement.connected import Machine, Machines
 from agentrl.placement.devices import Devices, memory_gib, visible
-from agentrl.placement.hostfile import Hostfile, Machine, read_hosts
+from agentrl.placement.hostfile import Ssh, read_hosts
 from agentrl.placement.launcher import here, placed, temporary
 from agentrl.placement.local import Local
 from agentrl.schemas.pipeline import Execution
@@ -60,8 +62,8 @@ def is_gone(process: psutil.Process) -> bool:
     return True
 
 
-def over_ssh(hosts: list[Machine] | None = None) -> Hostfile:
-    return Hostfile(hosts or [Machine("one", 4), Machine("me@two", 4)], {"WORD": "said"}, 60.0)
+def over_ssh(hosts: list[Machine] | None = None) -> Machines:
+    return Machines(Ssh(), hosts or [Machine("one", 4), Machine("me@two", 4)], {"WORD": "said"}, 60.0)
 
 
 @pytest.mark.parametrize("kind", ["local", "hostfile"])
@@ -77,7 +79,7 @@ def test_a_command_is_started_with_its_address_its_gpus_and_its_environment(
     process = launcher.start("server", command, log=log, gpus=2, env=env)
     assert ended(process) == 0, log.read_text()
     host, port = process.address.split(":")
-    assert host == ("127.0.0.1" if kind == "local" else "one")
+    assert host == ("127.0.0.1" if kind == "local" else own_address())
     word = "a word" if kind == "local" else "said"
     given = [host, "--port", port, "with 'quotes' $HOME"]
     assert f"{given} 2,3 {word}" in log.read_text()
@@ -144,7 +146,6 @@ def test_processes_are_spread_over_machines_and_gpus_come_back(tmp_path: Path, s
     launcher = over_ssh()
     started = [launcher.start("server", ["sleep", "60"], log=tmp_path / str(n), gpus=2) for n in range(4)]
     assert ssh.read_text().split() == ["one", "me@two", "one", "me@two"]
-    assert [item.address.partition(":")[0] for item in started] == ["one", "two", "one", "two"]
     with pytest.raises(LaunchError, match=r"the server needs 1 GPUs of one machine, and 0 of 4, 0 of 4 are left"):
         launcher.start("server", ["sleep", "60"], log=tmp_path / "more", gpus=1)
     started[0].stop()
@@ -156,7 +157,7 @@ def test_processes_are_spread_over_machines_and_gpus_come_back(tmp_path: Path, s
 def test_a_machine_that_does_not_answer_is_named_with_what_ssh_says(tmp_path: Path, ssh: Path) -> None:
     launcher = over_ssh([Machine("gone", 1)])
     with pytest.raises(
-        LaunchError, match=r"the ranks cannot be started: ssh gone ended with 1; try: ssh gone true; .*refused"
+        LaunchError, match=r"the ranks cannot be started: ssh gone ended with 1; try: ssh .* gone true; .*refused"
     ):
         launcher.start("ranks", ["true"], log=tmp_path / "log", gpus=1)
     assert launcher._devices.free == [["0"]], "its GPU is left for another try"

@@ -20,7 +20,7 @@ from agentrl.algorithms.gspo import GSPO
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import train_tokenizer
 from agentrl.online.critic import ValueHead, value_loss
-from agentrl.placement.local import free_port
+from agentrl.placement.addresses import ADDRESS
 from agentrl.training.batch import TrainingError, collate
 from agentrl.training.job import DeepSpeed, TrainingJob
 from agentrl.training.launch import launch
@@ -29,6 +29,7 @@ from agentrl.training.loop import epochs
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.packing import packed
 from agentrl.training.ranks import join_ranks
+from agentrl.training.rendezvous import MEET, RENDEZVOUS_S
 from agentrl.training.rows import TrainingRows, write_rows
 from agentrl.training.sequence import SequenceGroup
 from agentrl.training.step import Trainer
@@ -39,15 +40,21 @@ STEPS = 4
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_two_ranks_find_the_losses_and_gradients_of_one() -> None:
+def test_two_ranks_find_the_losses_and_gradients_of_one(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     importlib.import_module("deepspeed.runtime.sequence_parallel.ulysses_sp")  # once for both, before they are forked
-    torch.multiprocessing.start_processes(_compare, (free_port(),), nprocs=2, start_method="fork")
+    torch.multiprocessing.start_processes(_compare, (tmp_path / "first",), nprocs=2, start_method="fork")
 
 
-def _compare(rank: int, port: int) -> None:
+def _compare(rank: int, meeting: Path) -> None:
     """What each of two ranks asserts."""
-    position = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    position = {
+        ADDRESS: "127.0.0.1",
+        MEET: str(meeting),
+        RENDEZVOUS_S: "60",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
     os.environ |= position | {"RANK": str(rank), "LOCAL_RANK": str(rank), "DS_ACCELERATOR": "cpu"}
     torch.set_num_threads(1)
     join_ranks()

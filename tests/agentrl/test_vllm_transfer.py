@@ -59,7 +59,7 @@ def _receiver(client: Any, ranks: int) -> Any:
 @pytest.fixture
 def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backend, as a plugin that vLLM's child processes find, and as what the trainer's half is made from."""
-    from agentrl.placement.local import free_port
+    from agentrl.placement.local import KeptPort
 
     shutil.copy(Path(__file__).with_name("plain_transfer.py"), tmp_path / "plain_transfer.py")
     about = tmp_path / "plain_transfer-0.dist-info"
@@ -73,7 +73,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         import plain_transfer
 
         plain_transfer.register()
-        return plain_transfer.TrainerInfo(free_port(), group.ranks + 1, rank=0)
+        return plain_transfer.TrainerInfo(KeptPort().number, group.ranks + 1, rank=0)
 
     monkeypatch.setattr(Transfer, "_about", made_from)
 

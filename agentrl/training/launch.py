@@ -26,7 +26,8 @@ from agentrl.placement.launcher import here, limits, temporary
 from agentrl.placement.shared import UnseenError, is_listed, pause_s, sizes_of, wait_until_seen
 from agentrl.placement.signs import SIGNS, Signs, Silence
 from agentrl.training.job import DeepSpeed, TrainingJob
-from agentrl.training.rank import DIALECT, DONE, FAILED, NO_MEMORY, NOTE, READ, WROTE, run, run_or_say, tell
+from agentrl.training.lines import DIALECT, DONE, FAILED, NO_MEMORY, NOTE, WROTE, tell
+from agentrl.training.rank import READ, run, run_or_say
 from agentrl.training.rendezvous import MEET, RENDEZVOUS_S, UNREACHED
 
 if TYPE_CHECKING:

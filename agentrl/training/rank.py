@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from agentrl.placement.shared import sizes_of
 from agentrl.schemas.installation import PACKAGE_ROOT
 from agentrl.training.job import TrainingJob
+from agentrl.training.lines import DIALECT, DONE, FAILED, NO_MEMORY, NOTE, WROTE, tell
 
 if TYPE_CHECKING:
     import torch
@@ -25,22 +26,8 @@ if TYPE_CHECKING:
     from agentrl.training.ranks import DeepSpeedRanks
     from agentrl.training.step import Metrics
 
-DONE = "AGENTRL_STEP "
-FAILED = "AGENTRL_ERROR "
-NOTE = "AGENTRL_NOTE "
-DIALECT = "AGENTRL_DIALECT "
-NO_MEMORY = "AGENTRL_NO_MEMORY "
-WROTE = "AGENTRL_WROTE "
-"""How lines begin that the process which started the ranks understands."""
-
 READ = ("rows.arrow", "start")
 """What a job reads that lies beside its file, if it is there."""
-
-
-def tell(kind: str, text: str) -> None:
-    """Say something in a line of its own, in one piece, whatever other ranks write at the same time."""
-    sys.stdout.write(f"\n{kind}{text}\n")
-    sys.stdout.flush()
 
 
 def begin(job: TrainingJob) -> None:

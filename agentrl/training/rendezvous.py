@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from agentrl.placement.addresses import ADDRESS, INTERFACE, interface_of
 from agentrl.placement.shared import is_listed, pause_s
 from agentrl.training.batch import TrainingError
+from agentrl.training.lines import FAILED, tell
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -27,7 +28,7 @@ MESH_S = {"gloo": 20.0, "nccl": 120.0}
 hold: one side fails at once, and the other one after 100 s."""
 
 LOOK_S = 0.5
-FAILED, UNREACHED = "failed", ".unreached"
+UNMET, UNREACHED = "unmet", ".unreached"
 """The key, and the ending of the file, in which a rank tells the others why it fails."""
 
 
@@ -120,20 +121,18 @@ def _report(store: "TCPStore", rank: int, world: int, limit_s: float) -> None:
 def _watched(store: "TCPStore", beside: "TCPStore", world: int, backend: str) -> Iterator[None]:
     """Within it ranks connect. If one of them fails, or it takes too long, this rank says so and ends, though it may
     hang in a call that cannot be interrupted."""
-    from agentrl.training import rank as lines
-
     limit_s, over = MESH_S[backend] + 0.1 * world, threading.Event()
     at = f"{os.environ[ADDRESS]}, interface {os.environ.get(INTERFACE)}"
     name = f"rank {os.environ['RANK']} on {socket.gethostname()} ({at})"
 
     def end(reason: str) -> None:
-        lines.tell(lines.FAILED, reason)
+        tell(FAILED, reason)
         os._exit(1)
 
     def watch() -> None:
         while not over.wait(LOOK_S):
             try:
-                failed = beside.get(FAILED).decode() if beside.check([FAILED]) else ""
+                failed = beside.get(UNMET).decode() if beside.check([UNMET]) else ""
             except RuntimeError as error:
                 failed = f"rank 0 is gone: {str(error).splitlines()[0]}"
             if failed and not over.is_set():
@@ -159,7 +158,7 @@ def _watched(store: "TCPStore", beside: "TCPStore", world: int, backend: str) ->
 
 def _tell_others(store: "TCPStore", reason: str) -> None:
     """In another thread: a connection that is cut waits for minutes."""
-    threading.Thread(target=lambda: store.clone().set(FAILED, reason), daemon=True).start()  # type: ignore[attr-defined]
+    threading.Thread(target=lambda: store.clone().set(UNMET, reason), daemon=True).start()  # type: ignore[attr-defined]
     time.sleep(4 * LOOK_S)  # rank 0 has the store: they read it first
 
 

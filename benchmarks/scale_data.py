@@ -29,11 +29,12 @@ from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.curation import duplicates
 from agentrl.datastore.curation.candidates import worth_it
 from agentrl.datastore.curation.curate import curate
-from agentrl.datastore.curation.division import Divide, Division, in_this_process
+from agentrl.datastore.curation.division import Division
 from agentrl.datastore.curation.kernels import Sketch
 from agentrl.datastore.curation.pieces import PIECE_ROWS, Evidence, Piece
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.curation.sketches import VALUES
+from agentrl.datastore.shards.divide import Divide, in_this_process
 from agentrl.datastore.shards.engines import running
 from agentrl.schemas.pipeline import ShardEngine
 

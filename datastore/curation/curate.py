@@ -19,7 +19,7 @@ from agentrl.datastore.curation import divided
 from agentrl.datastore.curation import rules as r
 from agentrl.datastore.curation.annotated import said_of_rows
 from agentrl.datastore.curation.conditions import tasks_of
-from agentrl.datastore.curation.division import Divide, Division
+from agentrl.datastore.curation.division import Division
 from agentrl.datastore.curation.kept import kept_folder
 from agentrl.datastore.curation.text import Part, part_text, tool_vectors
 from agentrl.datastore.errors import StoreError
@@ -29,6 +29,7 @@ from agentrl.datastore.read.matches import Find
 from agentrl.datastore.read.ranking import RANK
 from agentrl.datastore.read.scores import rescored
 from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, pretrained
+from agentrl.datastore.shards.divide import Divide
 from agentrl.datastore.storage.delta_paths import data_files
 from agentrl.datastore.table.writer import FOLDER, SCALARS
 from agentrl.schemas.trajectory import Trajectory

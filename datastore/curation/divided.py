@@ -14,11 +14,11 @@ from agentrl.datastore.curation import duplicates, semantic
 from agentrl.datastore.curation import rules as r
 from agentrl.datastore.curation.calls import Verdict
 from agentrl.datastore.curation.contamination import HeldOut
-from agentrl.datastore.curation.division import digest_of
 from agentrl.datastore.curation.kernels import CallCheck, Digest, Leaks
 from agentrl.datastore.curation.text import first_question, part_text
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.ranking import RANK
+from agentrl.datastore.shards.divide import digest_of
 from agentrl.datastore.shards.shard import finished
 
 if TYPE_CHECKING:

@@ -23,12 +23,13 @@ from agentrl.datastore.curation.candidates import (
     least_equal,
     worth_it,
 )
-from agentrl.datastore.curation.division import Division, digest_of
+from agentrl.datastore.curation.division import Division
 from agentrl.datastore.curation.kernels import Grams, Sketch
 from agentrl.datastore.curation.pieces import Evidence, Piece
 from agentrl.datastore.curation.sketches import EMPTY, VALUES, band_keys, bands, jaccard
 from agentrl.datastore.curation.text import Part
 from agentrl.datastore.curation.verified import Verified
+from agentrl.datastore.shards.divide import digest_of
 from agentrl.datastore.shards.shard import Shard, finished, save_array
 
 KEYS = 2**19

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from agentrl.datastore.errors import InvalidRowsError, NoBufferError, StoreError
 from agentrl.datastore.formats.columns import RowBatch, with_column
+from agentrl.datastore.formats.divided import Read, read_divided
 from agentrl.datastore.formats.grown import EarlierSessions, plan_removal, remove_superseded
 from agentrl.datastore.formats.imported import Imported
 from agentrl.datastore.formats.joined import SideFile
@@ -25,8 +26,9 @@ from agentrl.datastore.formats.raw import MAX_RECORD
 from agentrl.datastore.formats.recognise import Recognised, format_of
 from agentrl.datastore.formats.rows import NAMELESS
 from agentrl.datastore.formats.source import Source
-from agentrl.datastore.formats.taken import TakenAnnotations
+from agentrl.datastore.formats.taken import Kept, TakenAnnotations
 from agentrl.datastore.formats.workers import File, read_files
+from agentrl.datastore.shards.divide import Divide, digest_of
 from agentrl.schemas.arrow import from_table
 from agentrl.schemas.trajectory import Trajectory
 
@@ -38,6 +40,9 @@ LOCK = "locks/import.lock"
 
 CheckTokens = Callable[[Trajectory], str | None]
 """What is wrong with a row's tokens, None if nothing is."""
+
+Dividing = Callable[[str, Path], AbstractContextManager[Divide]]
+"""How work is divided within a block, by a name for it and a folder that survives a kill."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ def import_paths(
     check_tokens: CheckTokens | None = None,
     max_record: int = MAX_RECORD,
     progress: Callable[[int, int, int], None] | None = None,
+    dividing: Dividing | None = None,
 ) -> Imported:
     """Append the rows of files and folders in one commit; ``-`` is standard input.
 
@@ -87,7 +93,8 @@ def import_paths(
     named, or if no row comes out; with ``on_error="quarantine"`` records that cannot be read are set aside instead.
     With ``prompts`` a record of chat without any assistant message is a row too. No record may take more than
     ``max_record`` bytes (of text: characters). ``progress`` is told how many files were read, of how many, and how many
-    rows they gave. On any error the table stays as it was.
+    rows they gave. ``dividing`` gives how reading is divided; None reads in forks of this process. On any error the
+    table stays as it was.
     """
     from agentrl.datastore.storage.lease import hold
     from agentrl.datastore.upkeep.forgetting import IMPORT_RUN
@@ -95,12 +102,16 @@ def import_paths(
     options: dict[str, Any] = {"prompts": prompts, "check_tokens": check_tokens, "max_record": max_record}
     with reading(paths, format, stage=stage, labels=labels, on_error=on_error, **options) as reading_files:
         reading_files.result.dry_run, reading_files.progress = dry_run, progress
-        if dry_run:
+        if dry_run:  # in forks, whatever reads them later: nothing of it is kept
             reading_files.leave_out(_fingerprints(buffer, stage))
             reading_files.earlier = EarlierSessions(buffer, stage, reading_files.is_same)
             reading_files.check()
             return reading_files.finish()
-        with hold(buffer.storage, LOCK):
+        with ExitStack() as stack:
+            stack.enter_context(hold(buffer.storage, LOCK))
+            if dividing:
+                own = buffer.storage.working_folder() / "import"
+                reading_files.divide = stack.enter_context(dividing(f"import-{digest_of(buffer.store)[:12]}", own))
             remove_superseded(buffer)  # of an import that was killed
             reading_files.leave_out(_fingerprints(buffer, stage))
             reading_files.earlier = EarlierSessions(buffer, stage, reading_files.is_same)
@@ -151,6 +162,8 @@ class Reading:
         self.result, self.how = Imported(), labels.ingredients()
         self.progress: Callable[[int, int, int], None] | None = None
         self.earlier: EarlierSessions | None = None
+        self.divide: Divide | None = None
+        """By what the files are read; None: by forks of this process, if they are large."""
         joined = SideFile(labels.join, labels.on or "source_id", notes) if labels.join else None
         self.labelling, self.annotations = Labelling(labels, notes, joined), TakenAnnotations()
         self.files: list[_File] = []
@@ -240,8 +253,7 @@ class Reading:
         """Rows of all files; ``name`` tells the episodes and groups of this import from those of others, and
         ``renamed`` gives rows the ids that they are to have. Raises StoreError if there are none."""
         owners = {id(file.source): _Owner(file, self.stage) for file in self.files}
-        read = read_files([File(file.source, file.recognised.reader) for file in self.files], self._keep)
-        for batch in self._saying_what_files_look_like(read):
+        for batch in self._saying_what_files_look_like(self._batches()):
             own = self._own(batch, [owners[id(source)] for source in batch.sources], name)
             rows = labelled = renamed(self.labelling.apply(own, batch.kept))
             if self.earlier:
@@ -262,10 +274,12 @@ class Reading:
         if self.result.rows:
             self.labelling.finish()
 
-    def _keep(self, record: Any) -> dict[str, Any] | None:
-        """What is kept of a record beside its row."""
-        labels, annotations = self.labelling.keep(record), self.annotations.keep(record)
-        return {**(labels or {}), **annotations} if annotations else labels
+    def _batches(self) -> Iterator[RowBatch]:
+        keep = Kept(self.labelling.fields)
+        if self.divide is None:
+            return read_files([File(file.source, file.recognised.reader) for file in self.files], keep)
+        reads = [Read(file.source, file.recognised, file.fingerprint) for file in self.files]
+        return read_divided(reads, keep, self.divide)
 
     def _saying_what_files_look_like(self, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
         """The batches. An error of a file that does not look like the format that was named says so."""

@@ -67,6 +67,21 @@ def _at(record: Any, path: str) -> Any:
     return record
 
 
+@dataclass(frozen=True)
+class Fields:
+    """What of a record is kept until its row is labelled: the ``wanted`` fields, and the ``key`` of the join."""
+
+    wanted: tuple[str, ...] = ()
+    key: str | None = None
+
+    def __call__(self, record: Any) -> dict[str, Any] | None:
+        values = {name: value for name in self.wanted if isinstance(value := _at(record, name), int | float | str)}
+        values = {name: value[:LONGEST] if isinstance(value, str) else value for name, value in values.items()}
+        if self.key is not None and isinstance(key := _at(record, self.key), int | float | str):
+            values[_KEY] = key
+        return values or None
+
+
 class Labelling:
     """Sets the columns of an import's rows that its labels and the file beside it name."""
 
@@ -82,17 +97,14 @@ class Labelling:
         self._unseen, self._components = set(self.names), dict[str, None]()
         self._reward_seen = labels.reward is None
 
-    def keep(self, record: Any) -> dict[str, Any] | None:
-        """What is kept of a record until its row is labelled: fields that the labels name, and the key of the join."""
+    @property
+    def fields(self) -> Fields:
+        """What is to be kept of records."""
         wanted = [*([self.labels.reward] if self.labels.reward else []), *self.names]
-        values = {name: value for name in wanted if isinstance(value := _at(record, name), int | float | str)}
-        values = {name: value[:LONGEST] if isinstance(value, str) else value for name, value in values.items()}
-        if self.beside and isinstance(key := _at(record, self.beside.ours), int | float | str):
-            values[_KEY] = key
-        return values or None
+        return Fields(tuple(wanted), self.beside.ours if self.beside else None)
 
     def apply(self, rows: pa.Table, kept: Sequence[dict[str, Any] | None]) -> pa.Table:
-        """Rows with the columns that are asked for. ``kept`` is what :meth:`keep` gave of their records."""
+        """Rows with the columns that are asked for. ``kept`` is what :attr:`fields` gave of their records."""
         held = [values or {} for values in kept]
         if self.beside:
             rows = self.beside.add(rows, [values.get(_KEY) for values in held])

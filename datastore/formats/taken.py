@@ -1,12 +1,14 @@
 """What people and judges said of the rows of an import, as its records carry it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from agentrl.datastore.formats.annotated import KEY, SIDE, carried_by
 from agentrl.datastore.formats.annotations import AT_ONCE, fitting, keep_refused, read
+from agentrl.datastore.formats.labels import Fields
 from agentrl.datastore.formats.notes import Notes, Unreadable
 from agentrl.datastore.formats.rows import batched
 from agentrl.schemas.annotation import Annotation
@@ -14,6 +16,17 @@ from agentrl.schemas.annotation import Annotation
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
     from agentrl.datastore.formats.source import Source
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a record beside its row."""
+
+    fields: Fields
+
+    def __call__(self, record: Any) -> dict[str, Any] | None:
+        labels, annotations = self.fields(record), TakenAnnotations.keep(record)
+        return {**(labels or {}), **annotations} if annotations else labels
 
 
 class TakenAnnotations:

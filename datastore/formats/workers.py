@@ -15,7 +15,7 @@ import socket
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -146,16 +146,8 @@ class _Worker:
         with os.fdopen(handles[0], "rb") as file:
             shared = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         weakref.finalize(shared, self.free.append, number).atexit = False
-        part: _Read = pickle.loads(memoryview(shared)[tables_size:])
-        for number, notes in part.notes:
-            files[number].source.notes.add(notes)
-        if part.rows:
-            stream = pa.ipc.open_stream(pa.py_buffer(shared).slice(0, tables_size))
-            for batch, runs, kept in zip(stream, part.rows, part.kept, strict=True):
-                sources = list(itertools.chain.from_iterable([files[at].source] * length for at, length in runs))
-                yield RowBatch(pa.Table.from_batches([batch]), sources, kept or [None] * len(sources))
-        if part.error:
-            raise part.error
+        outcome: PartRead = pickle.loads(memoryview(shared)[tables_size:])
+        yield from batches_of(outcome, pa.py_buffer(shared).slice(0, tables_size), files)
 
     def stop(self) -> None:
         self.socket.close()
@@ -185,7 +177,7 @@ class _NoPandas:
 
 
 @dataclass
-class _Read:
+class PartRead:
     """What a worker says beside the tables of a part."""
 
     rows: list[list[tuple[int, int]]]
@@ -193,6 +185,18 @@ class _Read:
     kept: list[list[Any] | None]
     notes: list[tuple[int, Notes]]
     error: Exception | None = None
+
+
+def batches_of(outcome: PartRead, tables: pa.Buffer, files: Sequence[File]) -> Iterator[RowBatch]:
+    """The tables of a part, of an Arrow stream. Raises what its reader raised, after the rows before."""
+    for number, notes in outcome.notes:
+        files[number].source.notes.add(notes)
+    if outcome.rows:
+        for batch, runs, kept in zip(pa.ipc.open_stream(tables), outcome.rows, outcome.kept, strict=True):
+            sources = list(itertools.chain.from_iterable([files[at].source] * length for at, length in runs))
+            yield RowBatch(pa.Table.from_batches([batch]), sources, kept or [None] * len(sources))
+    if outcome.error:
+        raise outcome.error
 
 
 def _work(parent: socket.socket, files: Sequence[File], keep: Keep) -> None:
@@ -208,22 +212,22 @@ def _work(parent: socket.socket, files: Sequence[File], keep: Keep) -> None:
         number = free.pop()
         with open(shared[number], "wb", closefd=False) as file:
             file.seek(0)
-            outcome = _write(part, files, keep, file)
+            outcome = write_part(part, dict(enumerate(files)), keep, file)
             tables_size = file.tell()
             pickle.dump(outcome, file)
             file.flush()
             socket.send_fds(parent, [b"%d %d %d" % (number, tables_size, file.tell())], [shared[number]])
 
 
-def _write(part: Part, files: Sequence[File], keep: Keep, file: Any) -> _Read:
-    """Write the tables of a part as an Arrow stream."""
+def write_part(part: Part, files: Mapping[int, File], keep: Keep, file: Any) -> PartRead:
+    """Write the tables of a part as an Arrow stream. ``files``: those of the part, by their numbers."""
     sources = {number: files[number].source for number in range(part.first, part.first + part.files)}
     own = {
         number: source.part(part.span, Notes(source.notes.quarantine, source.notes.prompts))
         for number, source in sources.items()
     }
     numbers = {id(source): number for number, source in own.items()}
-    outcome = _Read([], [], [])
+    outcome = PartRead([], [], [])
     try:
         rows = (
             (source, row)

@@ -1,9 +1,13 @@
 """Which pool runs shards, by what a pipeline file asks for."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
 
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.shards.engine import Pool, Tell, run
@@ -15,6 +19,26 @@ from agentrl.schemas.pipeline import ShardEngine
 
 WORTH_IT = 4
 """Shards from which on they run in processes, if no engine is asked for: to start one takes about a CPU second."""
+
+
+def engine_of(given: ShardEngine | str | Mapping[str, Any] | None) -> ShardEngine | None:
+    """An engine by what ``execution.engine`` of a pipeline takes, as values or as YAML, or by its type alone. Raises
+    StoreError that names the field."""
+    if given is None or isinstance(given, ShardEngine):
+        return given
+    try:
+        value = yaml.safe_load(given) if isinstance(given, str) else given
+        engine = ShardEngine.model_validate({"type": value} if isinstance(value, str) else value)
+    except yaml.YAMLError as error:
+        raise StoreError(f"engine {given!r} is no YAML: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "engine"
+        raise StoreError(
+            f"engine {given!r}: {field}: {first['msg']}; name a type (here, processes, ray or slurm), or as in a "
+            "pipeline {type: ray, workers: 8}"
+        ) from None
+    return engine if engine.type else engine.model_copy(update={"type": "processes"})
 
 
 def workers_of(engine: ShardEngine) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection, wait
 
-from agentrl.datastore.shards.shard import Ending, Shard
+from agentrl.datastore.shards.shard import Ending, Shard, packed
 from agentrl.datastore.shards.worker import installed
 from agentrl.schemas.installation import PACKAGE_ROOT
 
@@ -63,7 +63,7 @@ class LocalProcesses:
 
     def start(self, shards: Sequence[Shard]) -> list[int]:
         numbers = []
-        for shard in shards:
+        for shard in map(packed, shards):
             process = next((idle for idle in self._processes if idle.number is None), None)
             if process is None:
                 process = _Worker.start()

@@ -1,13 +1,12 @@
 """Shards as tasks of a Ray cluster: of the one that ``RAY_ADDRESS`` names or that this machine belongs to. Its nodes
 see the store under the same name, and have this package."""
 
-import pickle
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 from agentrl.datastore.optional import optional
-from agentrl.datastore.shards.shard import Ending, Shard, ShardError
+from agentrl.datastore.shards.shard import Ending, Shard, ShardError, packed
 from agentrl.datastore.shards.worker import installed
 
 
@@ -38,7 +37,7 @@ class RayTasks:
         numbers = []
         for shard in shards:
             numbers.append(next(self._numbers))
-            self._running[self._task.remote(pickle.dumps(shard), installed())] = numbers[-1]
+            self._running[self._task.remote(packed(shard), installed())] = numbers[-1]
         return numbers
 
     def ended(self, timeout_s: float) -> list[tuple[int, Ending]]:
@@ -68,14 +67,13 @@ class RayTasks:
 def _work() -> Any:
     """The task. It is sent by its code, not by its name, so that it can say that a worker lacks this package."""
 
-    def work(packed: bytes, driver: str) -> tuple[Any, ...]:
-        import pickle
+    def work(shard: bytes, driver: str) -> tuple[Any, ...]:
         import platform
 
         try:
             from agentrl.datastore.shards.worker import tried
 
-            return tuple(tried(pickle.loads(packed), driver))
+            return tuple(tried(shard, driver))
         except ImportError as error:
             return platform.node(), f"{error}; install agentrl {driver} on all workers", False, False
 

@@ -2,6 +2,7 @@
 given, so a shard that runs twice, or in two processes at once, does no harm, and a finished one need not run again."""
 
 import os
+import pickle
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,18 @@ class Ending(NamedTuple):
 
 class ShardError(StoreError):
     """A shard failed. The message names it, the worker if there is one, and the remedy."""
+
+
+def packed(shard: Shard) -> bytes:
+    """A shard as bytes, for another process. Raises ShardError if what it is given cannot be pickled."""
+    try:
+        return pickle.dumps(shard)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ShardError(
+            f"shard {shard.name!r} cannot be sent to another process: {reason}; give classes of your own a place in a "
+            "module, or run the stage with execution.engine: {type: here}"
+        ) from None
 
 
 @contextmanager

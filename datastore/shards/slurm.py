@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.datastore.shards.shard import Ending, Shard, ShardError
+from agentrl.datastore.shards.shard import Ending, Shard, ShardError, packed
 from agentrl.datastore.shards.worker import installed
 from agentrl.schemas.installation import PACKAGE_ROOT
 
@@ -44,7 +44,7 @@ class Slurm:
         numbers = list(range(self._next, self._next + len(shards)))
         self._next += len(shards)
         for number, shard in zip(numbers, shards, strict=True):
-            (self._folder / f"{number}.shard").write_bytes(pickle.dumps((shard, installed())))
+            (self._folder / f"{number}.shard").write_bytes(pickle.dumps((packed(shard), installed())))
         at_once = f"%{self._workers}" if self._workers else ""
         command = [sys.executable, "-P", "-m", "agentrl.datastore.shards.worker", "folder", str(self._folder)]
         script = self._folder / f"{numbers[0]}.sh"

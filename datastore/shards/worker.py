@@ -16,15 +16,18 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 import agentrl
-from agentrl.datastore.shards.shard import Ending, Shard, finished
+from agentrl.datastore.shards.shard import Ending, finished
 from agentrl.schemas.installation import PACKAGE_ROOT
+
+CODE = ("datastore", "schemas", "rewards", "engines")
+"""Packages whose code shards run."""
 
 
 @lru_cache(maxsize=1)
 def installed() -> str:
-    """The version of the package, and a digest of its code that makes and divides evidence."""
-    folder = PACKAGE_ROOT / "agentrl/datastore"
-    code = [path.read_bytes() for name in ("curation", "shards") for path in sorted((folder / name).glob("*.py"))]
+    """The version of the package, and a digest of its code that shards run."""
+    folders = [PACKAGE_ROOT / "agentrl" / name for name in CODE]
+    code = [path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.py"))]
     return f"{agentrl.__version__} (code {xxh3_64_hexdigest(b''.join(code))[:8]})"
 
 
@@ -32,13 +35,14 @@ def me() -> str:
     return f"{platform.node()}, process {os.getpid()}"
 
 
-def tried(shard: Shard, driver: str) -> Ending:
-    """Run a shard. ``driver``: what :func:`installed` says where the work is divided."""
+def tried(shard: bytes, driver: str) -> Ending:
+    """Run a pickled shard. ``driver``: what :func:`installed` says where the work is divided; a worker that says
+    another thing does not even unpickle it."""
     if installed() != driver:
         problem = f"it has agentrl {installed()}, and the run has {driver}; install the same on all workers"
         return Ending(me(), problem)
     try:
-        shard()
+        pickle.loads(shard)()
     except Exception as error:
         traceback.print_exc()
         return Ending(me(), _line(error), again=isinstance(error, OSError))
@@ -47,6 +51,10 @@ def tried(shard: Shard, driver: str) -> Ending:
 
 def _line(error: Exception) -> str:
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{text}; install it on all workers, or put its folder on PYTHONPATH where they start"
+    if isinstance(error, LookupError) and "environment variable" in text:
+        return f"{text}; set it where workers start, as before `ray start`"
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"{text}; if the file is there, this worker does not see the folder: mount it on all workers"
     if isinstance(error, OSError) and error.errno == 28:

@@ -105,8 +105,8 @@ class Store:
         **options: Any,
     ) -> "Imported":
         """Append files of other formats. The options are those of ``agentrl buffer import``: ``join``, ``on``, ``env``,
-        ``split``, ``reward``, ``success``, ``tokenizer``, ``quarantine``, ``dry_run``. ``format`` None finds each
-        file's own. Files that are in the buffer already are left out. ``progress`` shows how far it is.
+        ``split``, ``reward``, ``success``, ``tokenizer``, ``quarantine``, ``dry_run``, ``engine``. ``format`` None
+        finds each file's own. Files that are in the buffer already are left out. ``progress`` shows how far it is.
 
         Raises StoreError for files that cannot be read.
         """

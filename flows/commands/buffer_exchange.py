@@ -53,6 +53,9 @@ def import_(
         bool, typer.Option("--prompts", help="Take records of chat without any assistant message too")
     ] = False,
     max_record_mb: Annotated[float, typer.Option(help="Records that take more are refused; see --quarantine")] = 64,
+    engine: Annotated[
+        str | None, typer.Option(help="What reads them: processes, ray, slurm, or {type: ray, workers: 8, ...}")
+    ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -75,6 +78,7 @@ def import_(
             quarantine=quarantine,
             prompts=prompts,
             max_record_mb=max_record_mb,
+            engine=engine,
             dry_run=dry_run,
             **labels,
             success=success,

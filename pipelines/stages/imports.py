@@ -1,12 +1,15 @@
 """The stage that imports what others recorded: files of any format become rows of the buffer that stages read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
 from pydantic import Field, PlainValidator, field_validator
 
 from agentrl.pipelines.handles import Table, Trajectories
+from agentrl.pipelines.parts.dividing import dividing
 from agentrl.pipelines.stage import Context, External, Progress, StageConfig, no_progress, stage
 from agentrl.schemas.annotations import ADDED
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from agentrl.datastore.formats.own import OwnFormat
     from agentrl.datastore.table.ingest import OnError
     from agentrl.models.policy import Tokenizing
+    from agentrl.schemas.pipeline import ShardEngine
 
 FILES_SCHEMA = pa.schema(
     [
@@ -118,19 +122,29 @@ def import_files(
     prompts: bool = False,
     max_record_mb: float = 64,
     dry_run: bool = False,
+    engine: "ShardEngine | str | Mapping[str, Any] | None" = None,
     progress: Progress = no_progress,
     **labels: str | None,
 ) -> "Imported":
-    """Append the rows of files and folders outside of a pipeline; ``labels`` are those of ``Labels``. Raises StoreError
-    as ``import_paths`` does, and TypeError for a label that there is not."""
+    """Append the rows of files and folders outside of a pipeline; ``labels`` are those of ``Labels``. ``engine`` is
+    what ``execution.engine`` of a pipeline takes, or its type alone. Raises StoreError as ``import_paths`` does, and
+    TypeError for a label that there is not."""
     from agentrl.datastore.formats.imports import import_paths
     from agentrl.datastore.formats.labels import Labels
+    from agentrl.datastore.shards.divide import dividing_by
+    from agentrl.datastore.shards.engines import engine_of
     from agentrl.pipelines.tokenizers import keep_tokenizer
 
     speaker, check = tokenizer_check(tokenizer) if tokenizer else (None, None)
     if speaker and not dry_run:
         keep_tokenizer(buffer.storage, speaker)
     fingerprint = speaker.tokenizer_fingerprint if speaker else None
+    chosen = engine_of(engine)
+
+    def tell(done: int, total: int, what: str) -> None:
+        progress(done, total, shards=what)
+
+    dividing = None if chosen is None else partial(dividing_by, chosen, buffer.store, tell=tell)
     return import_paths(
         buffer,
         paths,
@@ -143,6 +157,7 @@ def import_files(
         check_tokens=check,
         max_record=int(max_record_mb * 2**20),
         progress=lambda files, of, rows: progress(files, of, rows=rows),
+        dividing=dividing,
     )
 
 
@@ -164,16 +179,20 @@ def import_(context: Context, config: ImportConfig) -> Import:
         context.keep_tokenizer(speaker)
     labels = config.labels(speaker.tokenizer_fingerprint if speaker else None)
     on_error: OnError = "quarantine" if config.quarantine else "raise"
-    with reading(
-        config.paths,
-        config.format,
-        stage=context.stage,
-        labels=labels,
-        on_error=on_error,
-        prompts=config.prompts,
-        max_record=int(config.max_record_mb * 2**20),
-        check_tokens=check,
-    ) as reading_files:
+    with (
+        dividing(context) if context.engine.type else nullcontext() as divide,
+        reading(
+            config.paths,
+            config.format,
+            stage=context.stage,
+            labels=labels,
+            on_error=on_error,
+            prompts=config.prompts,
+            max_record=int(config.max_record_mb * 2**20),
+            check_tokens=check,
+        ) as reading_files,
+    ):
+        reading_files.divide = divide
         reading_files.leave_out(set())
         rows = reading_files.annotating(context.buffer, reading_files.tables(context.fingerprint, _renaming(context)))
         if context.has_shard(0):  # a run that was killed appended them; they are read again only for the counts

@@ -10,9 +10,9 @@ from store_rows import build
 
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.curation.curate import curate
-from agentrl.datastore.curation.division import Divide
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.shards import engine as shards
+from agentrl.datastore.shards.divide import Divide
 from agentrl.datastore.shards.engines import running
 from agentrl.schemas.pipeline import ShardEngine
 from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory

@@ -68,7 +68,7 @@ def test_errors_name_shard_worker_and_remedy(tmp_path: Path, processes: LocalPro
         run([shard("reads", tmp_path / "x", tmp_path / "absent" / "y")], processes, silent)
     with pytest.raises(ShardError, match=r"3 times and was set aside.*free space on its disk"):
         run([shard("full_disk", tmp_path / "x", 99)], processes, silent)
-    other = tried(shard("write", tmp_path / "x", ""), "0.0.1 (code 0)")
+    other = tried(b"which this version cannot unpickle", "0.0.1 (code 0)")
     assert other.problem is not None
     assert "install the same on all workers" in other.problem
     with pytest.raises(StoreError, match=r"set execution\.engine\.folder"):

@@ -1,0 +1,64 @@
+"""How work is to be divided, and names for what its shards make."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from xxhash import xxh3_128
+
+from agentrl.datastore.shards.engine import Tell
+from agentrl.datastore.shards.engines import running, shared_folder
+from agentrl.datastore.shards.shard import Shard
+from agentrl.schemas.pipeline import ShardEngine
+
+Run: TypeAlias = Callable[[Sequence[Shard], str], None]
+"""Runs shards until all are done; the text says what they do."""
+
+
+def in_this_process(shards: Sequence[Shard], what: str) -> None:
+    for shard in shards:
+        shard()
+
+
+@dataclass(frozen=True)
+class Divide:
+    """How work is to be divided. ``run`` runs shards; ``shards``: their number, None: by the size of the work;
+    ``work``: a folder that survives a kill, so that finished shards count the next time; ``shared``: a folder that all
+    workers see, where they do not see the store's own. ``named``: whether somebody named an engine of other processes.
+    What is not divided unless it is asked for, since a process of its own would load a model again, looks at it."""
+
+    run: Run = in_this_process
+    shards: int | None = None
+    work: Path | None = None
+    shared: Path | None = None
+    named: bool = False
+
+
+@contextmanager
+def dividing_by(engine: ShardEngine, store: str, name: str, own: Path, tell: Tell) -> Iterator[Divide]:
+    """Yield how an engine divides work on a store. What shards make lies below ``own``, or as ``name`` in the folder
+    that the engine names; it stays if the block fails, and is removed when all is done."""
+    shared = shared_folder(engine, store)
+    work = (shared / name if shared else own) / "shards"
+    with running(engine, work, tell) as run:
+        yield Divide(run, engine.shards, work, shared, engine.type not in (None, "here"))
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def digest_of(*given: object) -> str:
+    """A name for work on what is given: arrays, texts and numbers."""
+    digest = xxh3_128()
+    for value in given:
+        data = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def in_groups(items: Sequence, count: int | None, most: int) -> Iterator[Sequence]:
+    """Neighbours together, in ``count`` groups or fewer; None: ``most`` in each."""
+    size = most if count is None else -(-len(items) // count)
+    return (items[start : start + size] for start in range(0, len(items), size))

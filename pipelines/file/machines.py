@@ -73,7 +73,13 @@ def wrong(execution: Execution, given: Collection[str], config: Any) -> Iterator
         )
 
 
-DIVIDED = ("trajectories.curate", "trajectories.cut", "trajectories.select")
+DIVIDED = (
+    "trajectories.curate",
+    "trajectories.cut",
+    "trajectories.import",
+    "trajectories.score",
+    "trajectories.select",
+)
 """Stages whose work is divided into shards."""
 
 

@@ -3,16 +3,28 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
+from agentrl.datastore.shards.divide import in_groups
+from agentrl.datastore.shards.shard import Shard, finished
 from agentrl.engines.blocking import blocking
 from agentrl.pipelines.handles import Scores, Tasks, Trajectories
 from agentrl.pipelines.parts.common import secrets_of
+from agentrl.pipelines.parts.divided_scores import (
+    keep_tasks,
+    kept_tasks,
+    pieces_of_batches,
+    rows_of,
+    with_shared_limits,
+)
+from agentrl.pipelines.parts.dividing import dividing
 from agentrl.pipelines.parts.stored_tasks import KnownTasks, TaskKey, key_of
 from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
 from agentrl.rewards import Components
@@ -22,6 +34,9 @@ from agentrl.schemas.arrow import to_table
 from agentrl.schemas.score import SCORE_SCHEMA, TrajectoryScore
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import INFRASTRUCTURE, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.datastore.curation.pieces import Piece
 
 AT_ONCE = 256
 """Trajectories that are read and scored at once, and kept if the stage is killed."""
@@ -63,21 +78,51 @@ def score(
         reveal(secret)
     scorer = config.scorer or context.stage
     known = KnownTasks(trajectories, tasks).by_key
-    groups = _groups(trajectories)
-    total, done, parts = sum(map(len, groups)), 0, []
-    for number, batch in enumerate(_batches(groups)):
-        part = context.scratch / f"{number:06d}.parquet"
-        if not part.exists():
-            rows = trajectories[0].buffer.get_many([name for group in batch for name in group])
-            made = blocking(_scored(batch, rows, known, bool(tasks), config.rewards, scorer))
-            pq.write_table(to_table(made, SCORE_SCHEMA), part.with_suffix(".tmp"))
-            part.with_suffix(".tmp").rename(part)
-        parts.append(pq.read_table(part))
-        done += len(parts[-1])
-        context.progress(done, total)
-    table = pa.concat_tables(parts) if parts else SCORE_SCHEMA.empty_table()
+    batches = list(_batches(_groups(trajectories)))
+    with dividing(context, "here") as divide:
+        assert divide.work is not None
+        asked = [divide.work / f"{number:06d}.parquet" for number in range(len(batches))]
+        rewards = with_shared_limits(config.rewards, context.engine)
+        how = How(context.buffer.store, keep_tasks(known, divide.work), bool(tasks), tuple(rewards), scorer)
+        divide.run(_shards(context, batches, asked, how, divide.shards), "scores")
+        table = pa.concat_tables([SCORE_SCHEMA.empty_table(), *map(pq.read_table, asked)])
     _report(context, config.rewards, table, trajectories)
     return Rescored(context.scores(table))
+
+
+class How(NamedTuple):
+    """How batches are scored. ``tasks``: a file of all known tasks; ``wired``: whether a row must be of one of them."""
+
+    store: str
+    tasks: Path
+    wired: bool
+    rewards: tuple[Reward, ...]
+    scorer: str
+
+
+def _shards(
+    context: Context, batches: list[list[list[str]]], paths: list[Path], how: How, count: int | None
+) -> list[Shard]:
+    """Shards of those batches that are not scored yet. Which groups are of one batch depends on the rows alone."""
+    missing = [number for number, path in enumerate(paths) if not path.exists()]
+    ids = [[*chain.from_iterable(batches[number])] for number in missing]
+    pieces = dict(zip(missing, pieces_of_batches(context.buffer, ids), strict=True))
+    return [
+        Shard(f"scores of batches from {some[0]}", f"{__name__}:score_batches", (work, how))
+        for some in in_groups(missing, count, 1)
+        for work in [[(batches[number], pieces[number], paths[number]) for number in some]]
+    ]
+
+
+def score_batches(work: "Sequence[tuple[list[list[str]], list[Piece], Path]]", how: How) -> None:
+    """Score batches of whole groups, and write the scores of each."""
+    known = kept_tasks(how.tasks)
+    for batch, pieces, path in work:
+        if not path.exists():
+            rows = rows_of(how.store, pieces, [*chain.from_iterable(batch)])
+            made = blocking(_scored(batch, rows, known, how.wired, how.rewards, how.scorer))
+            with finished(path) as unfinished:
+                pq.write_table(to_table(made, SCORE_SCHEMA), unfinished)
 
 
 def _groups(trajectories: list[Trajectories]) -> list[list[str]]:

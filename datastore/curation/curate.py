@@ -4,7 +4,7 @@ by the rules that look at them, for the rows that are left by then."""
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,6 +22,7 @@ from agentrl.datastore.curation.conditions import tasks_of
 from agentrl.datastore.curation.division import Division
 from agentrl.datastore.curation.kept import kept_folder
 from agentrl.datastore.curation.text import Part, part_text, tool_vectors
+from agentrl.datastore.curation.vectors import TEXTS, embedded, embedded_by_shards
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read import sql
 from agentrl.datastore.read.lookup import Ids, id_array
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
 
 EXAMPLES = 3
-TEXTS = 1024
+ROWS_AT_ONCE = 1024
 """Rows whose messages are read at once."""
 
 
@@ -78,6 +79,21 @@ class Work:
         prompts = self.column(lambda rows: rows.select(pl.col("prompt").unique().sort()))
         return LatentEmbedder.fit([*prompts, *self.heldout], seed=self.seed)
 
+    def embed(self, batches: Iterable[Sequence[str]]) -> tuple[np.ndarray, int]:
+        """Vectors of texts, float32 [texts, dimensions], and how many texts are longer than what is looked at."""
+        if not self.division.named:
+            return embedded(batches, self.embedder)
+        fitted = self.embedder if self.embedder_name == EMBEDDED else None
+        assert fitted is None or isinstance(fitted, LatentEmbedder)
+        return embedded_by_shards(batches, self.embedder_name, fitted, self.division)
+
+    def vectors(self, texts: Sequence[str]) -> np.ndarray:
+        """Vectors of texts, float32 [texts, dimensions]; equal texts are embedded once."""
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        distinct = list(numbers)
+        vectors, _ = self.embed(distinct[start : start + TEXTS] for start in range(0, len(distinct), TEXTS))
+        return vectors[[numbers[text] for text in texts]]
+
     def column(self, of: Callable[[pl.LazyFrame], pl.LazyFrame]) -> pl.Series:
         """The one column that ``of`` makes of all rows of the version."""
         return self.buffer.current(self.version, lambda: of(self.buffer.scan(self.version)).collect()).to_series()
@@ -95,8 +111,8 @@ class Work:
     def conversations(self, rows: pl.DataFrame, *more: str) -> Iterator[dict[str, Any]]:
         """``prompt``, ``messages`` and ``more`` columns of each row, read as :meth:`actions` are."""
         ids = rows["trajectory_id"].to_arrow()
-        for start in range(0, len(ids), TEXTS):
-            yield from self.buffer.read(ids.slice(start, TEXTS), ["prompt", "messages", *more]).to_pylist()
+        for start in range(0, len(ids), ROWS_AT_ONCE):
+            yield from self.buffer.read(ids.slice(start, ROWS_AT_ONCE), ["prompt", "messages", *more]).to_pylist()
 
     def columns(self, rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         """Other columns of these rows, in their order."""
@@ -146,7 +162,13 @@ def curate(
         folder = divide.work or Path(stack.enter_context(tempfile.TemporaryDirectory(dir=_temporary(buffer))))
         files = data_files(buffer.storage, FOLDER, buffer.table(version))
         division = Division(
-            buffer.storage, files, kept_folder(buffer.storage, divide.shared), folder, divide.run, divide.shards
+            buffer.storage,
+            files,
+            kept_folder(buffer.storage, divide.shared),
+            folder,
+            divide.run,
+            divide.shards,
+            divide.named,
         )
         work = Work(buffer, seed, embedder, sorted(set(heldout)), version, division)
         return _curated(rows, rules, work, on_dropped, progress)
@@ -251,8 +273,8 @@ def _secrets(rows: pl.DataFrame, rule: r.Secrets, work: Work) -> pl.DataFrame:
     redaction = RowRedaction(work.buffer.storage, rule.secrets, on_tokens="drop")
     ids = rows["trajectory_id"].to_arrow()
     clean, unread = list[bool](), 0
-    for start in range(0, len(ids), TEXTS):
-        for row in work.buffer.read(ids.slice(start, TEXTS), version=work.version).to_pylist():
+    for start in range(0, len(ids), ROWS_AT_ONCE):
+        for row in work.buffer.read(ids.slice(start, ROWS_AT_ONCE), version=work.version).to_pylist():
             cleaned = redaction.clean(Trajectory.model_validate(row))
             clean.append(not cleaned.changed)
             unread += cleaned.unread
@@ -279,7 +301,7 @@ def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: Work) -> pl.DataFrame:
     order = rows.with_row_index("number").sort(*RANK)["number"].to_numpy()  # best first
     ranked = rows[order]
     if rule.over == "prompt":
-        vectors = work.embedder.encode(ranked["prompt"].to_list())
+        vectors = work.vectors(ranked["prompt"].to_list())
     else:
         vectors = tool_vectors(work.actions(rows))[order]
     if rule.method == "k_center":

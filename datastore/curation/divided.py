@@ -48,12 +48,11 @@ def near_duplicates(rows: pl.DataFrame, rule: r.Near, work: "Work") -> pl.DataFr
 
 
 def semantic_duplicates(rows: pl.DataFrame, rule: r.Semantic, work: "Work") -> pl.DataFrame:
-    """Embeds in this process: it is not divided."""
     if not rows.height:
         return rows
     ranked, scopes = _ranked(rows, rule.scope)
     texts = work.parts(ranked, rule.compare)
-    doubled = semantic.semantic_duplicates(texts, scopes, rule.threshold, work.embedder, work.seed)
+    doubled = semantic.semantic_duplicates(texts, scopes, rule.threshold, work.embed, work.seed)
     return ranked.filter(~pl.Series(doubled, dtype=pl.Boolean))
 
 
@@ -105,7 +104,7 @@ def decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: "Work") -> pl
     dirty = pc.fill_null(evidence.column("leaks"), False).to_numpy()
     if rule.cosine is not None:
         asked = evidence.column("question").combine_chunks().dictionary_encode()
-        vectors = work.embedder.encode(asked.dictionary.to_pylist())
-        cosine = vectors @ work.embedder.encode(sorted(filter(None, questions))).T
+        vectors = work.vectors(asked.dictionary.to_pylist())
+        cosine = vectors @ work.vectors(sorted(filter(None, questions))).T
         dirty = dirty | (cosine.max(1) >= rule.cosine)[asked.indices.to_numpy()]
     return rows.filter(~pl.Series(dirty, dtype=pl.Boolean))

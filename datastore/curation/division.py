@@ -25,6 +25,8 @@ class Division:
     work: Path
     run: Run
     shards: int | None = None
+    named: bool = False
+    """Whether somebody named what runs shards: without it texts are embedded in this process, which has the model."""
 
     def rows_of(self, count: int) -> int:
         """Rows of a shard, of so many."""

@@ -2,31 +2,32 @@
 et al., 2023)."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from xxhash import xxh3_128_digest
 
+from agentrl.datastore.curation.vectors import TEXTS
 from agentrl.datastore.optional import optional
-from agentrl.datastore.search.embedding import Embedder
 
 CLUSTER = 4096
 """Rows of a scope that are all compared with each other. More are divided by k-means into clusters of half as many on
 average, and rows of two clusters are not compared."""
 BLOCK = 256
-TEXTS = 1024
-"""Texts that are embedded at once."""
+
+Embed = Callable[[Iterable[Sequence[str]]], tuple[np.ndarray, int]]
+"""Gives vectors of batches of texts, and how many texts are longer than what is looked at."""
 
 
 def semantic_duplicates(
-    texts: Iterable[Sequence[str]], scopes: Sequence[str], threshold: float, embedder: Embedder, seed: int
+    texts: Iterable[Sequence[str]], scopes: Sequence[str], threshold: float, embed: Embed, seed: int
 ) -> np.ndarray:
     """Whether each row is close to an earlier one of its scope that is close to none itself, bool [rows]: in each of
     its parts the cosine is at or above the threshold. ``texts`` are those of the parts of rows, from best to worst.
 
     Vectors are held: for each distinct text, float32 [dimensions]. A text is held until it is embedded.
     """
-    vectors, numbers = _embedded(texts, embedder)
+    vectors, numbers = _embedded(texts, embed)
     names, scope = np.unique(np.asarray(scopes, dtype=str), return_inverse=True)
     doubled = np.zeros(len(scope), bool)
     order = np.argsort(scope, kind="stable")
@@ -36,10 +37,24 @@ def semantic_duplicates(
     return doubled
 
 
-def _embedded(texts: Iterable[Sequence[str]], embedder: Embedder) -> tuple[np.ndarray, np.ndarray]:
+def _embedded(texts: Iterable[Sequence[str]], embed: Embed) -> tuple[np.ndarray, np.ndarray]:
     """Unit vectors of distinct texts [texts, dimensions], and the numbers of each row's texts [rows, parts]."""
     known: dict[bytes, int] = {}
-    waiting, vectors, numbers, cut = list[str](), list[np.ndarray](), list[list[int]](), 0
+    numbers = list[list[int]]()
+    vectors, cut = embed(_distinct(texts, known, numbers))
+    if cut:
+        warnings.warn(
+            f"semantic_duplicates: {cut} of {len(known)} texts are longer than what the embedder looks at, so they are "
+            "compared by their beginnings",
+            stacklevel=2,
+        )
+    return vectors, np.array(numbers, np.int64).reshape(len(numbers), -1)
+
+
+def _distinct(texts: Iterable[Sequence[str]], known: dict[bytes, int], numbers: list[list[int]]) -> Iterator[list[str]]:
+    """Batches of texts, each text once. The number of each is put into ``known``, by its digest, and those of each row
+    into ``numbers``."""
+    waiting = list[str]()
     for parts in texts:
         own = []
         for text in parts:
@@ -47,21 +62,13 @@ def _embedded(texts: Iterable[Sequence[str]], embedder: Embedder) -> tuple[np.nd
             if digest not in known:
                 known[digest] = len(known)
                 waiting.append(text)
+                if len(waiting) == TEXTS:
+                    yield waiting
+                    waiting = []
             own.append(known[digest])
         numbers.append(own)
-        if len(waiting) >= TEXTS:
-            vectors.append(embedder.encode(waiting))
-            cut += embedder.cut(waiting)
-            waiting = []
-    vectors.append(embedder.encode(waiting))
-    cut += embedder.cut(waiting)
-    if cut:
-        warnings.warn(
-            f"semantic_duplicates: {cut} of {len(known)} texts are longer than what the embedder looks at, so they are "
-            "compared by their beginnings",
-            stacklevel=2,
-        )
-    return np.concatenate(vectors), np.array(numbers, np.int64).reshape(len(numbers), -1)
+    if waiting:
+        yield waiting
 
 
 def _clusters(rows: np.ndarray, vectors: np.ndarray, numbers: np.ndarray, seed: int) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import IO, Annotated, Any, Protocol
 
 import numpy as np
 
@@ -95,7 +95,7 @@ class LatentEmbedder:
     def cut(self, texts: Sequence[str]) -> int:
         return 0
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | IO[bytes]) -> None:
         terms = sorted(self.vocabulary, key=self.vocabulary.__getitem__)
         np.savez(path, terms=np.array(json.dumps(terms)), idf=self.idf, components=self.components)
 

@@ -45,7 +45,7 @@ def dividing_by(engine: ShardEngine, store: str, name: str, own: Path, tell: Tel
     shared = shared_folder(engine, store)
     work = (shared / name if shared else own) / "shards"
     with running(engine, work, tell) as run:
-        yield Divide(run, engine.shards, work, shared, engine.type not in (None, "here"))
+        yield Divide(run, engine.shards, work, shared, engine.type is not None)
     shutil.rmtree(work, ignore_errors=True)
 
 

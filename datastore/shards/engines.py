@@ -73,10 +73,14 @@ def running(engine: ShardEngine, folder: Path, tell: Tell) -> Iterator[Callable[
 
 def _pool(kind: str, engine: ShardEngine, folder: Path) -> Pool:
     if kind == "ray":
-        return RayTasks(engine.workers, engine.memory_gib)
+        return RayTasks(engine.workers, engine.memory_gib, engine.gpus)
     if kind == "slurm":
-        return Slurm(folder, engine.workers, engine.memory_gib, engine.options)
+        return Slurm(folder, engine.workers, engine.memory_gib, [*_gres(engine), *engine.options])
     return LocalProcesses(workers_of(engine))
+
+
+def _gres(engine: ShardEngine) -> list[str]:
+    return [f"--gres=gpu:{engine.gpus}"] if engine.gpus else []
 
 
 def shared_folder(engine: ShardEngine, store: str) -> Path | None:

@@ -11,9 +11,10 @@ from agentrl.datastore.shards.worker import installed
 
 
 class RayTasks:
-    """``workers``: how many tasks at once; None: as many as the cluster has CPUs. ``memory_gib``: of each."""
+    """``workers``: how many tasks at once; None: as many as the cluster has CPUs. ``memory_gib`` and
+    ``gpus``: of each."""
 
-    def __init__(self, workers: int | None = None, memory_gib: float | None = None) -> None:
+    def __init__(self, workers: int | None = None, memory_gib: float | None = None, gpus: int | None = None) -> None:
         self._ray = optional("ray", "ray")
         if not self._ray.is_initialized():
             try:
@@ -21,10 +22,15 @@ class RayTasks:
             except ConnectionError as error:
                 reason = f"no Ray cluster can be reached ({error}); set RAY_ADDRESS, or start one by `ray start --head`"
                 raise ShardError(reason) from None
+            except RuntimeError as error:  # Ray or Python of another version than the cluster's
+                reason = " ".join(str(error).split())[:300]
+                raise ShardError(f"the Ray cluster refuses this process: {reason}; install what it has") from None
         self._workers = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         options: dict[str, Any] = {"num_cpus": 1, "max_retries": 0, "scheduling_strategy": "SPREAD"}
         if memory_gib:
             options["memory"] = int(memory_gib * 2**30)
+        if gpus:
+            options["num_gpus"] = gpus
         self._task = self._ray.remote(_work()).options(**options)
         self._running: dict[Any, int] = {}
         self._numbers = count()

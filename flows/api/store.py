@@ -105,8 +105,8 @@ class Store:
         **options: Any,
     ) -> "Imported":
         """Append files of other formats. The options are those of ``agentrl buffer import``: ``join``, ``on``, ``env``,
-        ``split``, ``reward``, ``success``, ``tokenizer``, ``quarantine``, ``dry_run``, ``engine``. ``format`` None
-        finds each file's own. Files that are in the buffer already are left out. ``progress`` shows how far it is.
+        ``split``, ``reward``, ``success``, ``tokenizer``, ``quarantine``, ``dry_run``, ``shard_engine``. ``format``
+        None finds each file's own. Files that are in the buffer already are left out. ``progress`` shows how far it is.
 
         Raises StoreError for files that cannot be read.
         """
@@ -362,7 +362,7 @@ class Store:
 
     def serve(self, model: str, *, port: int = 0, api_key: str | None = None, **options: Any) -> "ModelServer":
         """Serve a model to agents, and record what they do in this store: in a process of its own, until ``.close()``.
-        The options are those of ``agentrl serve``: ``engine``, ``served_name``, ``fixed_temperature``,
+        The options are those of ``agentrl serve``: ``shard_engine``, ``served_name``, ``fixed_temperature``,
         ``max_turn_tokens``, ``context``, ``history``, ``idle_s``, ``accept_any_model``, ``unconstrained``,
         ``seed``. Port 0 takes a free one.
 

@@ -53,7 +53,7 @@ def import_(
         bool, typer.Option("--prompts", help="Take records of chat without any assistant message too")
     ] = False,
     max_record_mb: Annotated[float, typer.Option(help="Records that take more are refused; see --quarantine")] = 64,
-    engine: Annotated[
+    shard_engine: Annotated[
         str | None, typer.Option(help="What reads them: processes, ray, slurm, or {type: ray, workers: 8, ...}")
     ] = None,
     dry_run: DryRun = False,
@@ -78,7 +78,7 @@ def import_(
             quarantine=quarantine,
             prompts=prompts,
             max_record_mb=max_record_mb,
-            engine=engine,
+            shard_engine=shard_engine,
             dry_run=dry_run,
             **labels,
             success=success,

@@ -122,12 +122,12 @@ def import_files(
     prompts: bool = False,
     max_record_mb: float = 64,
     dry_run: bool = False,
-    engine: "ShardEngine | str | Mapping[str, Any] | None" = None,
+    shard_engine: "ShardEngine | str | Mapping[str, Any] | None" = None,
     progress: Progress = no_progress,
     **labels: str | None,
 ) -> "Imported":
-    """Append the rows of files and folders outside of a pipeline; ``labels`` are those of ``Labels``. ``engine`` is
-    what ``execution.engine`` of a pipeline takes, or its type alone. Raises StoreError as ``import_paths`` does, and
+    """Append the rows of files and folders outside of a pipeline; ``labels`` are those of ``Labels``. ``shard_engine``
+    is what ``execution.engine`` of a pipeline takes, or its type alone. Raises StoreError as ``import_paths`` does, and
     TypeError for a label that there is not."""
     from agentrl.datastore.formats.imports import import_paths
     from agentrl.datastore.formats.labels import Labels
@@ -139,7 +139,7 @@ def import_files(
     if speaker and not dry_run:
         keep_tokenizer(buffer.storage, speaker)
     fingerprint = speaker.tokenizer_fingerprint if speaker else None
-    chosen = engine_of(engine)
+    chosen = engine_of(shard_engine)
 
     def tell(done: int, total: int, what: str) -> None:
         progress(done, total, shards=what)

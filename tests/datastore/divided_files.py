@@ -44,7 +44,7 @@ def imported(
     if buffer.version is None:  # a killed import may leave an empty table, and groups are called by the version
         import_files(buffer, [FIRST])
     answer = import_files(
-        buffer, files, engine=engine, quarantine=quarantine, reward="score", success="reward > 0.5"
+        buffer, files, shard_engine=engine, quarantine=quarantine, reward="score", success="reward > 0.5"
     ).as_dict()
     ids = buffer.scan().select("trajectory_id").collect()["trajectory_id"].sort().to_list()
     rows = buffer.read(ids).drop_columns(["created_at"]).to_pylist()

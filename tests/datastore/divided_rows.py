@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from store_rows import build
@@ -66,16 +67,25 @@ def filled(folder: Path, given: Sequence[Trajectory], files: int = 5) -> Traject
     return buffer
 
 
-def kept(buffer: TrajectoryBuffer, engine: ShardEngine, work: Path | None = None) -> tuple[list[str], dict[str, str]]:
+BY_VECTORS = [
+    {"rule": "decontaminate", "cosine": 0.999, "overlap": 1.0},
+    {"rule": "semantic_duplicates", "threshold": 0.9, "scope": "all", "compare": ["actions"]},
+    {"rule": "diverse", "n": 20, "over": "prompt"},
+]
+
+
+def kept(
+    buffer: TrajectoryBuffer, engine: ShardEngine, work: Path | None = None, rules: Sequence[dict[str, Any]] = RULES
+) -> tuple[list[str], dict[str, str]]:
     """The ids that are left, and of each row that was dropped the rule."""
     reasons: dict[str, str] = {}
     folder = work or Path(buffer.store) / "tmp" / "work"
     with running(engine, folder, lambda *state: None) as run:
         curated = curate(
             buffer,
-            Rules.model_validate({"rules": RULES}).rules,
+            Rules.model_validate({"rules": rules}).rules,
             on_dropped=lambda rule, ids: reasons.update(dict.fromkeys(ids.to_pylist(), rule)),
-            divide=Divide(run, engine.shards, folder),
+            divide=Divide(run, engine.shards, folder, named=engine.type is not None),
         )
     return curated.ids.to_pylist(), reasons
 

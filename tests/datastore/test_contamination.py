@@ -106,7 +106,7 @@ def test_embeddings_see_the_first_message_of_rows_without_a_prompt(tmp_path: Pat
 
 
 def test_texts_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TEXTS", 32)
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 32)
     buffer = TrajectoryBuffer(tmp_path)
     splits = ["train", "heldout"]
     buffer.append(

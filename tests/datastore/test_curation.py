@@ -114,7 +114,7 @@ def test_duplicates(tmp_path: Path) -> None:
     ids=lambda rule: rule["rule"],
 )
 def test_texts_are_not_held(tmp_path: Path, rule: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TEXTS", 32)
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 32)
     buffer = TrajectoryBuffer(tmp_path)
     buffer.append(
         (row(i, f"t{i}", say="x" * 20_000 + str(i % 300)) for i in range(400)), stage="rollout", fingerprint="f"

@@ -14,13 +14,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from divided_rows import filled, kept, rows
+from divided_rows import BY_VECTORS, filled, kept, rows
 
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.curation import curate as curation
-from agentrl.datastore.curation import kernels, pieces
+from agentrl.datastore.curation import kernels, pieces, semantic, vectors
 from agentrl.datastore.curation.rules import Rules
+from agentrl.datastore.search.embedding import LatentEmbedder
 from agentrl.datastore.shards import slurm
+from agentrl.datastore.shards.shard import ShardError
 from agentrl.datastore.upkeep.compaction import compact
 from agentrl.datastore.upkeep.retention import vacuum
 from agentrl.schemas.pipeline import ShardEngine
@@ -85,6 +87,51 @@ def test_evidence_is_made_once_and_goes_with_its_file(
     vacuum(buffer, retention_hours=0, dry_run=False)
     assert len(list(evidence.iterdir())) == 1
     assert curation.curate(buffer, near).ids.to_pylist() == later
+
+
+def test_vectors_are_the_same_however_texts_are_divided(
+    tmp_path: Path, given: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = filled(tmp_path, given)
+    monkeypatch.setattr(vectors, "TEXTS", 50)
+    monkeypatch.setattr(semantic, "TEXTS", 50)
+    expected = kept(buffer, ShardEngine(), rules=BY_VECTORS)
+    assert len(set(expected[1].values())) == 3, "each rule drops rows"
+    vectors._model.cache_clear()
+    for shards in (None, 1, 7):
+        assert kept(buffer, ShardEngine(type="here", shards=shards), tmp_path / f"{shards}", BY_VECTORS) == expected
+        assert len(list((tmp_path / f"{shards}").glob("vectors-*/*.npz"))) > 7
+    again = filled(tmp_path / "again", [given[number] for number in np.random.default_rng(1).permutation(len(given))])
+    assert kept(again, ShardEngine(type="here"), rules=BY_VECTORS) == expected
+    assert vectors._model.cache_info().misses == 4, "each curation loaded its model once"
+
+
+def test_workers_with_different_models_are_refused(
+    tmp_path: Path, given: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(LatentEmbedder):
+        loaded = 0
+
+        @classmethod
+        def load(cls, path: Path) -> LatentEmbedder:
+            model = LatentEmbedder.load(path)
+            cls.loaded += 1
+            model.identity = f"model {cls.loaded}"
+            return model
+
+    monkeypatch.setattr(vectors, "TEXTS", 50)
+    monkeypatch.setattr(semantic, "TEXTS", 50)
+    monkeypatch.setattr(vectors, "LatentEmbedder", Other)
+    monkeypatch.setattr(vectors, "_model", vectors._model.__wrapped__)
+    with pytest.raises(ShardError, match=r"different models under the name 'embedded': model 1, model 2"):
+        kept(filled(tmp_path, given), ShardEngine(type="here", shards=2), rules=BY_VECTORS[1:2])
+
+
+@pytest.mark.slow
+def test_processes_that_embed_give_the_same(tmp_path: Path, given: list) -> None:
+    buffer = filled(tmp_path, given)
+    engine = ShardEngine(type="processes", workers=2, shards=3)
+    assert kept(buffer, engine, rules=BY_VECTORS) == kept(buffer, ShardEngine(), rules=BY_VECTORS)
 
 
 @pytest.mark.slow

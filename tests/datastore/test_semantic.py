@@ -1,5 +1,6 @@
 """Rows that mean nearly the same, by vectors that are known here."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from agentrl.datastore.curation import semantic
 from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.curation.semantic import semantic_duplicates
+from agentrl.datastore.curation.vectors import embedded
 
 
 class Given:
@@ -43,20 +45,26 @@ def planted(count: int, dimensions: int = 32) -> np.ndarray:
 def test_a_row_is_dropped_if_and_only_if_a_better_one_that_is_left_is_close() -> None:
     vectors = planted(600)
     order = np.random.default_rng(1).permutation(600)
-    doubled = semantic_duplicates(([str(row)] for row in order), [""] * 600, 0.95, Given(vectors), 0)
+    doubled = semantic_duplicates(
+        ([str(row)] for row in order), [""] * 600, 0.95, partial(embedded, embedder=Given(vectors)), 0
+    )
     close = (vectors[order] @ vectors[order].T) >= 0.95
     for row in range(600):
         assert doubled[row] == (close[row, :row] & ~doubled[:row]).any()
     assert doubled.sum() == 300
     scopes = [str(row % 7) for row in range(600)]
-    doubled = semantic_duplicates(([str(row)] for row in range(600)), scopes, 0.95, Given(vectors), 0)
+    doubled = semantic_duplicates(
+        ([str(row)] for row in range(600)), scopes, 0.95, partial(embedded, embedder=Given(vectors)), 0
+    )
     assert doubled.sum() == 0, "near ones are in other scopes"
 
 
 def test_clusters_lose_few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(semantic, "CLUSTER", 512)
     vectors = planted(4000)
-    doubled = semantic_duplicates(([str(row)] for row in range(4000)), [""] * 4000, 0.95, Given(vectors), 0)
+    doubled = semantic_duplicates(
+        ([str(row)] for row in range(4000)), [""] * 4000, 0.95, partial(embedded, embedder=Given(vectors)), 0
+    )
     close = (vectors @ vectors.T) >= 0.95
     for row in np.flatnonzero(doubled):
         assert (close[row, :row] & ~doubled[:row]).any(), "none is dropped wrongly"
@@ -67,7 +75,7 @@ def test_all_parts_count_and_long_texts_are_said() -> None:
     vectors = unit(np.array([[1, 0], [1, 0.01], [0, 1], [0, 1]]))
     texts = [["0", "2"], ["1", "3"], ["1", "0"], ["0", "2"]]
     with pytest.warns(UserWarning, match="4 of 4 texts are longer"):
-        doubled = semantic_duplicates(texts, [""] * 4, 0.95, Given(vectors, 0), 0)
+        doubled = semantic_duplicates(texts, [""] * 4, 0.95, partial(embedded, embedder=Given(vectors, 0)), 0)
     assert doubled.tolist() == [False, True, False, True]
 
 

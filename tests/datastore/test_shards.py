@@ -1,20 +1,26 @@
 """Shards in real processes: what is made again, taken over and set aside, and what errors say."""
 
 import os
+import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import shard_work
 
+from agentrl.datastore.curation.kernels import CallCheck
+from agentrl.datastore.curation.pieces import Piece
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.shards import engine, slurm
+from agentrl.datastore.shards import engine, ray_tasks, slurm
 from agentrl.datastore.shards.engine import run
 from agentrl.datastore.shards.engines import running, shared_folder
 from agentrl.datastore.shards.local import LocalProcesses
+from agentrl.datastore.shards.ray_tasks import RayTasks
 from agentrl.datastore.shards.shard import Shard, ShardError, finished
 from agentrl.datastore.shards.slurm import Slurm
-from agentrl.datastore.shards.worker import tried
+from agentrl.datastore.shards.worker import installed, tried
 from agentrl.schemas.pipeline import ShardEngine
 
 
@@ -73,6 +79,67 @@ def test_errors_name_shard_worker_and_remedy(tmp_path: Path, processes: LocalPro
     assert "install the same on all workers" in other.problem
     with pytest.raises(StoreError, match=r"set execution\.engine\.folder"):
         shared_folder(ShardEngine(type="slurm"), "s3://bucket/store")
+
+
+def test_what_is_missing_where_shards_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def problem(function: str, *given: object) -> str:
+        ending = tried(pickle.dumps(Shard("x", function, given)), installed())
+        assert ending.problem is not None
+        assert ending.worker.startswith(os.uname().nodename)
+        assert "\n" not in ending.problem
+        return ending.problem
+
+    reason = problem("my_rewards:score")
+    assert reason.startswith("ModuleNotFoundError: No module named 'my_rewards'; install it on all workers, or put")
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    reason = problem("agentrl.pipelines.stage:reveal", "${SOME_KEY}")
+    assert "environment variable SOME_KEY is not set" in reason
+    assert reason.endswith("set it where workers start, as before `ray start`")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    piece = Piece("a.parquet", 0, 1, np.zeros(1, np.uint32), np.zeros(1, np.uint32))
+    make = "agentrl.datastore.curation.pieces:make_evidence"
+    reason = problem(make, CallCheck(), [piece], "s3://bucket/store", tmp_path, tmp_path)
+    assert "store 's3://bucket/store' cannot be used: " in reason
+    assert "AWS_ACCESS_KEY_ID" in reason
+    reason = problem(make, CallCheck(), [piece], str(tmp_path / "unseen"), tmp_path, tmp_path)
+    assert "unseen/trajectories/a.parquet" in reason
+    assert reason.endswith("this worker does not see the folder: mount it on all workers")
+
+
+def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with (
+        running(ShardEngine(type="ray"), tmp_path, silent) as run_them,
+        pytest.raises(StoreError, match=r"this needs ray, which is not installed: pip install .*\[.*ray"),
+    ):
+        run_them([shard("write", tmp_path / "0", "")], "writing")
+
+
+def test_a_node_of_ray_without_the_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "agentrl.datastore.shards.worker", None)
+    worker, problem, again, died = ray_tasks._work()(b"", "1.2.3 (code 0)")
+    assert worker == os.uname().nodename
+    assert problem.endswith("; install agentrl 1.2.3 (code 0) on all workers")
+    assert not again
+    assert not died
+
+
+def test_a_cluster_of_another_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ray:
+        @staticmethod
+        def is_initialized() -> bool:
+            return False
+
+        @staticmethod
+        def init(**options: object) -> None:
+            raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.57.1\n")
+
+    monkeypatch.setattr(ray_tasks, "optional", lambda module, extra: Ray)
+    with pytest.raises(ShardError, match=r"refuses this process: Version mismatch: .* Ray: 2\.57\.1; install what it"):
+        RayTasks()
 
 
 def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 # each process would compile the checkout anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-scale-data bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer bench-cut clean
+.PHONY: run pictures bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-scale-data bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer bench-cut clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -79,6 +79,10 @@ test-harness: $(VENV)/.dev $(AGENTS)/.ready
 # the viewer in Debian's chromium; screenshots are in build/viewer
 test-viewer: $(VENV)/.viewer chromium
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m viewer --durations=5 tests/viewer
+
+# the pictures of the viewer in docs/images, of the store that `make run` filled
+pictures: $(VENV)/.viewer chromium
+	$(BIN)/python tests/viewer/pictures.py $(STORE)
 
 # the wheel in an environment of its own with each extra alone: packages are downloaded once, then about ten minutes
 test-extras: $(VENV)/.dev chromium

@@ -25,7 +25,9 @@ from viewer_store import (
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.flows.viewer.pages.better import newest_two
 from agentrl.flows.viewer.pages.compare import common
+from agentrl.flows.viewer.query.artifacts import Artifacts
 from agentrl.pipelines.handles import SELECTION_SCHEMA
 from agentrl.pipelines.results.compare import _measured
 from agentrl.schemas.manifest import Kind
@@ -266,3 +268,18 @@ def test_a_model_stands_for_the_newest_evaluation_that_read_it(tmp_path: Path) -
         publish(catalog, stage, fingerprint, "evaluate.policy", chosen, {"model": [("warm", "model", WARM)]}, minutes)
     manifests, _ = _measured(catalog, f"warm/{WARM[:8]}")
     assert [manifest.ingredients.stage for manifest in manifests] == ["newer"]
+
+
+def test_the_newest_policy_is_compared_where_the_control_of_its_predecessor_was_measured(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path)
+    models = {"warm": "1" * 32, "star": "2" * 32, "grpo": "3" * 32}
+    for (model, fingerprint), start in zip(models.items(), (None, "warm", "star"), strict=True):
+        inputs = {"model": [(start, "model", models[start])]} if start else {}
+        publish(catalog, model, fingerprint, "train.grpo", {"model": (Kind.MODEL, Path.mkdir)}, inputs)
+    measured = {name: (Kind.TABLE, pa.table({"x": [1]})) for name in ("results", "trajectories")}
+    evaluations = [("star", "heldout", "4"), ("grpo", "heldout", "5"), ("warm", "long", "6"), ("grpo", "long", "7")]
+    for minute, (model, split, digit) in enumerate(evaluations):
+        inputs = {"model": [(model, "model", models[model])], "tasks": [("tasks", split, "8" * 32)]}
+        inputs |= {"dev": [("tasks", "dev", "8" * 32)]} if split == "heldout" else {}
+        publish(catalog, f"{model}_{split}", digit * 32, "evaluate.policy", measured, inputs, minute)
+    assert newest_two(catalog, Artifacts(catalog)) == ("star_heldout/44444444", "grpo_heldout/55555555")

@@ -180,7 +180,7 @@ def publish(
             content(folder / path)
         records[name] = OutputRecord(kind=kind, path=path, digest=f"digest of {name}")
     edges = {
-        name: [InputRecord(stage=a, output=b, fingerprint=c) for a, b, c in each]
+        name: [InputRecord(stage=a, output=b, fingerprint=c, digest=f"{b} of {c}") for a, b, c in each]
         for name, each in (inputs or {}).items()
     }
     ingredients = Ingredients(

@@ -12,8 +12,10 @@ EVALUATION = "evaluate.policy"
 
 
 def newest_two(catalog: Catalog, artifacts: Artifacts) -> tuple[str, str] | None:
-    """The newest evaluation whose policy has a predecessor on the same tasks, after that of the predecessor. If there
-    is none, the two newest of different policies on the same tasks; None if there are no such two."""
+    """The newest policy of which a predecessor was evaluated on the same tasks: that evaluation, and its own after it.
+    Of several sets of tasks, the one counts on which the control for sharpening of the predecessor was measured. If no
+    policy has a predecessor, the two newest evaluations of different policies on the same tasks; None if there are
+    none."""
     evaluations = [
         manifest
         for manifest in artifacts.all()
@@ -24,21 +26,25 @@ def newest_two(catalog: Catalog, artifacts: Artifacts) -> tuple[str, str] | None
         by_training = {evaluation.fingerprint: before for before, evaluation in predecessors(catalog, oldest_first)}
     except (OSError, StoreError):
         by_training = {}  # freed since the list was read
+    trained = [evaluation for evaluation in evaluations if evaluation.fingerprint in by_training]
+    of_newest = [evaluation for evaluation in trained if _digests(evaluation, "model") == _digests(trained[0], "model")]
+    for evaluation in sorted(of_newest, key=lambda each: "dev" not in by_training[each.fingerprint].ingredients.inputs):
+        return label(by_training[evaluation.fingerprint]), label(evaluation)
     for number, evaluation in enumerate(evaluations):
-        older = (other for other in evaluations[number + 1 :] if _policies_differ(other, evaluation))
-        before = by_training.get(evaluation.fingerprint) or next(older, None)
+        before = next((other for other in evaluations[number + 1 :] if _policies_differ(other, evaluation)), None)
         if before is not None:
             return label(before), label(evaluation)
     return None
 
 
+def _digests(evaluation: Manifest, name: str) -> set[str]:
+    return {record.digest for record in evaluation.ingredients.inputs.get(name, [])}
+
+
 def _policies_differ(older: Manifest, newer: Manifest) -> bool:
     """Whether two evaluations are of other models and of the same tasks."""
-    models, tasks = (
-        [{record.digest for record in each.ingredients.inputs.get(name, [])} for each in (older, newer)]
-        for name in ("model", "tasks")
-    )
-    return models[0] != models[1] and tasks[0] == tasks[1] and bool(tasks[0])
+    tasks = _digests(newer, "tasks")
+    return _digests(older, "model") != _digests(newer, "model") and _digests(older, "tasks") == tasks and bool(tasks)
 
 
 def sentence(after: str, before: str, contrast: Difference, greedy: bool) -> str:

@@ -5,7 +5,8 @@ import { html, useLayoutEffect, useRef, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").StageBox} StageBox */
 
-const BOX = { width: 152, height: 40, gapX: 44, gapY: 16, margin: 8 };
+const BOX = { width: 152, height: 40, gapX: 44, gapY: 16, gapDown: 28, margin: 8 };
+const WIDEST = 232;
 /** @type {Record<string, string>} */
 const MARKS = { cached: "✓", run: "▸", blocked: "✗", skipped: "–", running: "◌", planning: "…", failed: "✗", killed: "✗", cancelled: "✗" };
 /** @type {Record<string, string>} */
@@ -15,15 +16,17 @@ const URGENT = ["failed", "killed", "cancelled", "blocked", "running", "run"];
 /** A graph is drawn smaller to fit the page, but no smaller than this. */
 const SMALLEST = 0.55;
 
-/** @typedef {{left: number, top: number}} Corner */
+/** @typedef {{left: number, top: number, width: number}} Place */
 
-/** Where each stage is drawn: columns from left to right, or on a narrow page from top to bottom. @param {StageBox[]} stages @param {boolean} down */
+/** Where each stage is drawn: columns from left to right, or on a narrow page from top to bottom, where boxes may be wide. @param {StageBox[]} stages @param {boolean} down */
 function places(stages, down) {
-  const [stepX, stepY] = down ? [BOX.width + BOX.gapY, BOX.height + BOX.gapX] : [BOX.width + BOX.gapX, BOX.height + BOX.gapY];
-  /** @type {Map<string, Corner>} */
-  const corners = new Map(stages.map((stage) => [stage.id, { left: BOX.margin + (down ? stage.y : stage.x) * stepX, top: BOX.margin + (down ? stage.x : stage.y) * stepY }]));
-  const all = [...corners.values()];
-  return { corners, width: Math.max(...all.map((box) => box.left)) + BOX.width + BOX.margin, height: Math.max(...all.map((box) => box.top)) + BOX.height + BOX.margin };
+  const longest = Math.max(...stages.map((stage) => stage.stage.length));
+  const width = down ? Math.min(WIDEST, Math.max(BOX.width, 38 + 8 * longest)) : BOX.width;
+  const [stepX, stepY] = down ? [width + BOX.gapY, BOX.height + BOX.gapDown] : [width + BOX.gapX, BOX.height + BOX.gapY];
+  /** @type {Map<string, Place>} */
+  const boxes = new Map(stages.map((stage) => [stage.id, { left: BOX.margin + (down ? stage.y : stage.x) * stepX, top: BOX.margin + (down ? stage.x : stage.y) * stepY, width }]));
+  const all = [...boxes.values()];
+  return { boxes, width: Math.max(...all.map((box) => box.left)) + width + BOX.margin, height: Math.max(...all.map((box) => box.top)) + BOX.height + BOX.margin };
 }
 
 /**
@@ -43,19 +46,19 @@ export function Graph({ stages, chosen, choose, far }) {
   const byId = new Map(stages.map((stage) => [stage.id, stage]));
   const [across, along] = [places(stages, false), places(stages, true)];
   const down = room > 0 && across.width > room && along.width < across.width && room / across.width < 0.8;
-  const { corners, width, height } = down ? along : across;
+  const { boxes, width, height } = down ? along : across;
   const scale = room ? Math.max(SMALLEST, Math.min(1, room / width)) : 1;
-  const corner = (/** @type {StageBox} */ stage) => /** @type {Corner} */ (corners.get(stage.id));
+  const boxOf = (/** @type {StageBox} */ stage) => /** @type {Place} */ (boxes.get(stage.id));
   return html`<${Urgent} stages=${stages} choose=${choose} far=${far} />
   <div class="graph" tabindex="0" role="region" aria-label="graph of the stages" ref=${box}>
     <svg width=${Math.floor(width * scale)} height=${Math.ceil(height * scale)} viewBox=${`0 0 ${width} ${height}`} role="group" aria-label="stages, and what each one reads">
       ${stages.flatMap((stage) =>
         stage.inputs.map((input) => {
           const from = byId.get(input.stage);
-          return from && html`<${Edge} from=${from} to=${stage} start=${corner(from)} end=${corner(stage)} down=${down} reason=${input.reason} lit=${chosen === stage.id || chosen === from.id} />`;
+          return from && html`<${Edge} from=${from} to=${stage} start=${boxOf(from)} end=${boxOf(stage)} down=${down} reason=${input.reason} lit=${chosen === stage.id || chosen === from.id} />`;
         }),
       )}
-      ${stages.map((stage) => html`<${Box} stage=${stage} at=${corner(stage)} chosen=${chosen === stage.id} choose=${choose} far=${stage.status === "running" ? far(stage.id) : ""} />`)}
+      ${stages.map((stage) => html`<${Box} stage=${stage} at=${boxOf(stage)} chosen=${chosen === stage.id} choose=${choose} far=${stage.status === "running" ? far(stage.id) : ""} />`)}
     </svg>
   </div>`;
 }
@@ -66,10 +69,10 @@ function Urgent({ stages, choose, far }) {
   return kinds.length > 0 && html`<p class="urgent">${kinds.map(({ status, members }) => html`<span class=${`status ${status}`}>${MARKS[status]} ${WORDS[status]}: ${members.map((stage, i) => html`${i ? ", " : ""}<button class="quiet" onClick=${() => choose(stage.id)}>${stage.stage}</button>${status === "running" && far(stage.id) ? ` (${far(stage.id)})` : ""}`)}</span>`)}</p>`;
 }
 
-/** @param {{from: StageBox, to: StageBox, start: Corner, end: Corner, down: boolean, reason: string | null, lit: boolean}} props */
+/** @param {{from: StageBox, to: StageBox, start: Place, end: Place, down: boolean, reason: string | null, lit: boolean}} props */
 function Edge({ from, to, start, end, down, reason, lit }) {
-  const [x1, y1] = down ? [start.left + BOX.width / 2, start.top + BOX.height] : [start.left + BOX.width, start.top + BOX.height / 2];
-  const [x2, y2] = down ? [end.left + BOX.width / 2, end.top] : [end.left, end.top + BOX.height / 2];
+  const [x1, y1] = down ? [start.left + start.width / 2, start.top + BOX.height] : [start.left + start.width, start.top + BOX.height / 2];
+  const [x2, y2] = down ? [end.left + end.width / 2, end.top] : [end.left, end.top + BOX.height / 2];
   const bend = Math.max(24, (down ? y2 - y1 : x2 - x1) / 2);
   const bends = down ? `${x1},${y1 + bend} ${x2},${y2 - bend}` : `${x1 + bend},${y1} ${x2 - bend},${y2}`;
   return html`<path class=${`edge${reason ? " causes" : ""}${lit ? " lit" : ""}`} d=${`M${x1},${y1} C${bends} ${x2},${y2}`}>
@@ -77,7 +80,7 @@ function Edge({ from, to, start, end, down, reason, lit }) {
   </path>`;
 }
 
-/** @param {{stage: StageBox, at: Corner, chosen: boolean, choose: (id: string | null) => void, far: string}} props */
+/** @param {{stage: StageBox, at: Place, chosen: boolean, choose: (id: string | null) => void, far: string}} props */
 function Box({ stage, at, chosen, choose, far }) {
   const press = () => choose(chosen ? null : stage.id);
   const label = `${stage.stage} ${stage.uses}: ${WORDS[stage.status]}${far && ` ${far}`}${stage.reason ? `, ${stage.reason}` : ""}`;
@@ -90,11 +93,11 @@ function Box({ stage, at, chosen, choose, far }) {
         press();
       }}>
     <title>${label}</title>
-    <rect width=${BOX.width} height=${BOX.height} />
+    <rect width=${at.width} height=${BOX.height} />
     <rect class="rule" width="3" height=${BOX.height} />
-    <svg x="12" width=${BOX.width - 30} height=${BOX.height}><text class="name" y="17">${stage.stage}</text></svg>
-    <text class="mark" x=${BOX.width - 16} y="17" aria-hidden="true">${MARKS[stage.status]}</text>
-    <svg x="12" width=${BOX.width - 16} height=${BOX.height}><text class="kind" y="32">${far || stage.uses}</text></svg>
+    <svg x="12" width=${at.width - 30} height=${BOX.height}><text class="name" y="17">${stage.stage}</text></svg>
+    <text class="mark" x=${at.width - 16} y="17" aria-hidden="true">${MARKS[stage.status]}</text>
+    <svg x="12" width=${at.width - 16} height=${BOX.height}><text class="kind" y="32">${far || stage.uses}</text></svg>
   </g>`;
 }
 

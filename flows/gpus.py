@@ -28,7 +28,7 @@ def shortage(wanted: int, env: Mapping[str, str]) -> str | None:
     why = f" ({VISIBLE}={shown})" if shown is not None else ""
     return (
         f"execution.gpus is {wanted}, and this machine has {there}{why}; lower it, run the stage in a work pool "
-        "(execution.pool), or start its processes on other machines (execution.launcher: ray or hostfile)"
+        "(execution.pool), or start its processes on other machines (execution.launcher: ray, slurm or hostfile)"
     )
 
 

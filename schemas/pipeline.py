@@ -30,6 +30,25 @@ class ShardEngine(_Strict):
     options: list[str] = Field([], description="More options of sbatch, such as --partition=cpu")
 
 
+class SlurmLauncher(_Strict):
+    """The machines of the Slurm allocation that the stage runs in."""
+
+    type: Literal["slurm"] = Field("slurm", description="one srun for each process")
+    options: list[str] = Field([], description="More options of srun, such as --gpus-per-node=8")
+
+
+LauncherName = Literal["local", "hostfile", "ray", "slurm", "external"]
+
+
+def _launcher(value: Any) -> str:
+    return "settings" if isinstance(value, dict | SlurmLauncher) else "name"
+
+
+Launcher = Annotated[
+    Annotated[LauncherName, Tag("name")] | Annotated[SlurmLauncher, Tag("settings")], Discriminator(_launcher)
+]
+
+
 class TimeLimits(_Strict):
     """How long the processes of a stage wait for each other, in seconds."""
 
@@ -57,11 +76,11 @@ class Execution(_Strict):
         0, ge=0, description="GPUs reserved for the stage on each machine; above 0 it gets a process of its own"
     )
     gpu_gib: float | None = Field(None, gt=0, description="Memory of a GPU, for plan --placement; None asks the driver")
-    launcher: Literal["local", "hostfile", "ray", "external"] = Field(
+    launcher: Launcher = Field(
         "local", description="What starts the stage's ranks and servers; external: nothing, they run already"
     )
     nodes: int | None = Field(
-        None, ge=1, description="Machines to start them on; None: all of the hostfile, otherwise one"
+        None, ge=1, description="Machines to start them on; None: all of the hostfile or allocation, otherwise one"
     )
     hostfile: str | None = Field(None, description="Machines of launcher hostfile, one 'name slots=N' a line")
     limits: TimeLimits = Field(TimeLimits(), description="How long the stage's ranks and servers wait for each other")
@@ -71,6 +90,16 @@ class Execution(_Strict):
     retry_delay_s: float = Field(10.0, ge=0, description="Seconds before the first retry; doubled for each further one")
     timeout_s: float | None = Field(None, gt=0, description="Seconds after which one try is ended; None is no limit")
     env: dict[str, str] = Field({}, description="Environment variables of the stage's process, e.g. OMP_NUM_THREADS")
+
+    @property
+    def launches(self) -> str:
+        """The name of the launcher."""
+        return self.launcher if isinstance(self.launcher, str) else self.launcher.type
+
+    @property
+    def spreads(self) -> bool:
+        """Whether ranks and servers are started on other machines."""
+        return self.launches in ("hostfile", "ray", "slurm")
 
 
 class StageSpec(_Strict):

@@ -22,6 +22,32 @@ clean = {{name: os.environ[name] for name in ("PATH", "HOME", "FAKE_SSH_LOG") if
 os.execve("/bin/sh", ["sh", "-c", command], clean)
 """
 
+SRUN = f"""#!{sys.executable}
+import os, sys, subprocess
+rest, options = sys.argv[1:], {{}}
+while rest and rest[0].startswith("--"):
+    name, _, value = rest.pop(0)[2:].partition("=")
+    options[name] = value
+assert options["nodes"] == options["ntasks"] == options["kill-on-bad-exit"] == "1", options
+with open(os.environ["FAKE_SRUN_LOG"], "a") as log:
+    log.write(options["nodelist"] + "\\n")
+kept = ("PATH", "HOME", "FAKE_SRUN_LOG")
+everything = options["export"] != "NONE"
+env = {{name: value for name, value in os.environ.items() if everything or name in kept}}
+task = subprocess.Popen(rest, env={{**env, "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}}, start_new_session=True)
+code = task.wait()
+if code:
+    print(f"srun: error: {{options['nodelist']}}: task 0: exited with {{code}}", flush=True)
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+SCONTROL = """#!/bin/sh
+test "$1 $2" = "show hostnames" || exit 1
+echo "$3" |
+  sed 's/\\(.*\\)\\[\\(.*\\)-\\(.*\\)\\]/\\1 \\2 \\3/' |
+  { read name first last && seq -f "$name%g" "$first" "$last"; }
+"""
+
 DRIVER = """#!/bin/sh
 case "$1" in
   *index*) i=0; while [ $i -lt GPUS ]; do echo $i; i=$((i+1)); done ;;
@@ -41,6 +67,15 @@ def fake_ssh(folder: Path, patch: pytest.MonkeyPatch) -> Path:
     """Every machine is this one, with hardly any environment, as over ssh. Returns a log of the machines called."""
     fake(folder, "ssh", SSH, patch)
     patch.setenv("FAKE_SSH_LOG", str(folder / "called"))
+    return folder / "called"
+
+
+def fake_slurm(folder: Path, patch: pytest.MonkeyPatch, machines: str = "gpu-[1-2]") -> Path:
+    """An allocation of machines that are all this one. Returns a log of the machines that srun was called for."""
+    fake(folder, "srun", SRUN, patch)
+    fake(folder, "scontrol", SCONTROL, patch)
+    patch.setenv("SLURM_JOB_NODELIST", machines)
+    patch.setenv("FAKE_SRUN_LOG", str(folder / "called"))
     return folder / "called"
 
 

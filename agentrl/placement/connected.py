@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,8 +18,11 @@ from typing import NamedTuple, Protocol
 
 from agentrl.placement.base import STOP_S, LaunchError, passed, python_path
 from agentrl.placement.devices import Devices, shown
-from agentrl.placement.remote import AT
+from agentrl.placement.remote import AT, LOST
 from agentrl.placement.shared import pause_s
+
+FOUND = ("LD_LIBRARY_PATH", "CUDA_HOME", "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE")
+"""Variables by which programs find their libraries, which a `module load` or an activated environment sets."""
 
 
 class Machine(NamedTuple):
@@ -31,6 +35,8 @@ class Way(Protocol):
     """How commands come to a machine."""
 
     name: str
+    keeps_environment: bool
+    """Whether it should bring all of this process's environment there."""
 
     def command(self, machine: str, script: str) -> list[str]:
         """Runs a script of the shell there, with the standard input and output of here."""
@@ -67,7 +73,8 @@ class Connected:
                 start_new_session=True,
             )
         try:
-            self._say(json.dumps(dict(env)))
+            expected = [name for name in FOUND if way.keeps_environment and name in os.environ]
+            self._say(json.dumps({"changes": dict(env), "expected": expected}))
             self.address = self._wait(way, machine, log, before, connect_s)
         except BaseException:
             self.stop()
@@ -81,11 +88,14 @@ class Connected:
 
     def _wait(self, way: Way, machine: str, log: Path, start: int, connect_s: float) -> str:
         """The address that the other side says."""
-        began = time.monotonic()
+        began, warned = time.monotonic(), False
         while True:
             over = self._connection.poll() is not None
             printed = log.read_bytes()[start:].decode(errors="replace")
             for line in printed.splitlines(keepends=True):
+                if line.startswith(LOST) and line.endswith("\n") and not warned:
+                    warned = True
+                    warnings.warn(f"{way.name} {line[len(LOST) :].strip()}", stacklevel=2)
                 if line.startswith(AT) and line.endswith("\n"):
                     return line[len(AT) :].strip()
             waited = time.monotonic() - began

@@ -12,7 +12,7 @@ SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "Serv
 class Ssh:
     """See :class:`agentrl.placement.connected.Way`."""
 
-    name = "ssh"
+    name, keeps_environment = "ssh", False
 
     def command(self, machine: str, script: str) -> list[str]:
         return [*SSH, machine, script]

@@ -23,6 +23,13 @@ def launcher_of(execution: Execution) -> Launcher:
         from agentrl.placement.on_ray import RayLauncher
 
         return RayLauncher(execution.nodes or 1, execution.gpus, execution.env, execution.limits.reserve_s)
+    if execution.launches == "slurm":
+        from agentrl.placement.connected import Machines
+        from agentrl.placement.slurm import Srun, allocated
+
+        options = [] if isinstance(execution.launcher, str) else execution.launcher.options
+        hosts = allocated(execution.nodes, execution.gpus)
+        return Machines(Srun(options), hosts, execution.env, execution.limits.connect_s)
     if execution.launcher == "external":
         return Nothing()
     from agentrl.placement.local import Local

@@ -1,7 +1,8 @@
 """Runs a command on the other end of a connection: ``python -m agentrl.placement.remote COMMAND...``
 
-The first line of its standard input is a JSON object of changes to the environment, null for a variable that is
-removed: the arguments of a process can be read by everybody on its machine, and secrets are among them. It prints the
+The first line of its standard input is a JSON object: ``changes`` of the environment, null for a variable that is
+removed, and names of variables that are ``expected`` here, of which it says those that are not. The changes come so
+because everybody on a machine can read the arguments of its processes, and secrets are among them. It prints the
 address that the command is given in place of ``{host}:{port}``, and then what the command prints. If its standard
 input ends, the connection is gone, and the command is ended with all of its group.
 """
@@ -19,7 +20,8 @@ from agentrl.placement.addresses import own_address
 from agentrl.placement.base import STOP_S, changed, filled
 from agentrl.placement.local import KeptPort
 
-AT = "AGENTRL_AT "
+AT, LOST = "AGENTRL_AT ", "AGENTRL_LOST "
+"""How lines begin that the other end understands."""
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
@@ -45,7 +47,11 @@ def main(command: list[str]) -> int:
     if not line.endswith(b"\n"):
         print(f"the connection to {socket.gethostname()} ended before its environment came", flush=True)
         return 1
-    environment = changed(os.environ, json.loads(line))
+    about = json.loads(line)
+    environment = changed(os.environ, about["changes"])
+    if lost := [name for name in about["expected"] if name not in environment]:
+        remedy = "set them in execution.env, or leave out an option such as --export=NONE"
+        print(f"{LOST}brought no {', '.join(lost)} to {socket.gethostname()}: {remedy}", flush=True)
     try:
         host = own_address(environment)
     except LookupError as error:

@@ -29,8 +29,8 @@ class Srun:
 
 
 def allocated(nodes: int | None, gpus: int, environment: Mapping[str, str] = os.environ) -> list[Machine]:
-    """The machines of this process's allocation, the first ``nodes`` of them, each with ``gpus`` GPUs, or if that is 0 as
-    many as Slurm gave this one.
+    """The machines of this process's allocation, the first ``nodes`` of them, each with ``gpus`` GPUs, or if that is 0
+    as many as Slurm gave this one.
 
     Raises LaunchError if there is no allocation, or if it has fewer machines.
     """
@@ -48,6 +48,8 @@ def allocated(nodes: int | None, gpus: int, environment: Mapping[str, str] = os.
     if done.returncode or not names:
         raise LaunchError(f"`{' '.join(command)}` names no machine: {' '.join(done.stderr.split())[:300]}")
     if len(names) < (nodes or 1):
-        raise LaunchError(f"the allocation has {len(names)} machines, and execution.nodes is {nodes}; ask sbatch for more")
+        raise LaunchError(
+            f"the allocation has {len(names)} machines, and execution.nodes is {nodes}; ask sbatch for more"
+        )
     slots = gpus or int(environment.get("SLURM_GPUS_ON_NODE") or 0)
     return [Machine(name, slots) for name in names[:nodes]]

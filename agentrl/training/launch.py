@@ -70,6 +70,7 @@ class Ranks:
         """How the model's messages become tokens, as the metrics of a stage name it; known after :meth:`run`."""
         self._temporary = None if folder else temporary("ranks")
         self._files = (folder or Path(str(self._temporary))).absolute() / f"ranks-{uuid.uuid4().hex[:8]}"
+        self._job = self._told
         self._processes: list[Process] = []
         self._logs: list[TextIO] = []
         self._parts: list[str] = []
@@ -186,7 +187,8 @@ class Ranks:
 
             node = next(node for node, code in enumerate(codes) if code)
             tail = "\n".join(self._tails[node])
-            raise TrainingError(self._reason or f"the processes of {self._job} ended with {codes[node]}:\n{tail}")
+            where = f"the ranks of machine {node + 1} of {len(codes)} ({self._processes[node].address})"
+            raise TrainingError(self._reason or f"{where} of {self._job} ended with {codes[node]}:\n{tail}")
         return lines if lines or None in codes else None
 
     def _new_lines(self) -> Iterator[tuple[int, str]]:

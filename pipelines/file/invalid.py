@@ -43,7 +43,7 @@ def _without_tags(location: tuple[int | str, ...], value: Any, key: Key) -> Key:
     kept: list[int | str] = []
     for number, part in enumerate(location):
         inside = part in value if isinstance(value, Mapping) else isinstance(value, list) and isinstance(part, int)
-        if not inside and number < len(location) - 1:
+        if not inside and (number < len(location) - 1 or isinstance(value, str)):
             continue
         kept.append(part)
         value = value[part] if inside and not (isinstance(part, int) and part >= len(value)) else None

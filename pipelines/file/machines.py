@@ -1,6 +1,7 @@
 """The machines that a stage's ``execution`` names, and what in it cannot work together."""
 
 import json
+import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ def machines(execution: Execution) -> tuple[int, int]:
     if execution.launcher == "hostfile" and execution.hostfile:
         hosts = read_hosts(Path(execution.hostfile).expanduser(), execution.nodes, execution.gpus)
         return len(hosts), min(host.slots for host in hosts)
+    if execution.launches == "slurm":
+        nodes, gpus = (int(os.environ.get(name) or 0) for name in ("SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE"))
+        return execution.nodes or nodes or 1, execution.gpus or gpus
     return execution.nodes or 1, execution.gpus
 
 
@@ -25,7 +29,7 @@ def gpu_bytes(execution: Execution) -> float | None:
     """Memory of a GPU that the stage runs on; None if it is not known."""
     if execution.gpu_gib is not None:
         return execution.gpu_gib * GIB
-    if execution.pool or execution.launcher in ("hostfile", "ray"):
+    if execution.pool or execution.spreads:
         return None
     memory = memory_gib()
     return None if memory is None else memory * GIB
@@ -38,10 +42,10 @@ def starts_servers(config: Any) -> bool:
 
 
 def gpus_here(execution: Execution, config: Any) -> int:
-    """GPUs of the stage's own machine that it needs. Those of its ranks and servers on other machines are for Ray or
-    the hostfile to give."""
+    """GPUs of the stage's own machine that it needs. Those of its ranks and servers on other machines are for Ray,
+    Slurm or the hostfile to give."""
     spreads = starts_servers(config) or getattr(config, "deepspeed", None) is not None
-    return 0 if spreads and execution.launcher in ("hostfile", "ray") else execution.gpus
+    return 0 if spreads and execution.spreads else execution.gpus
 
 
 def wrong(execution: Execution, given: Collection[str], config: Any) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -57,16 +61,16 @@ def wrong(execution: Execution, given: Collection[str], config: Any) -> Iterator
             machines(execution)
         except LaunchError as error:
             yield ("hostfile",), str(error)
-    if (execution.nodes or 1) > 1 and execution.launcher not in ("hostfile", "ray"):
-        yield ("nodes",), f"nodes: {execution.nodes} needs launcher: ray or hostfile, not {execution.launcher}"
+    if (execution.nodes or 1) > 1 and not execution.spreads:
+        yield ("nodes",), f"nodes: {execution.nodes} needs launcher: ray, slurm or hostfile, not {execution.launcher}"
     idle = spread is None and getattr(engine, "type", None) != "vllm"
     if execution.launcher != "local" and "launcher" in given and idle:
         yield ("launcher",), "this stage starts no other processes, neither deepspeed nor engine vllm; leave it out"
     if execution.launcher == "external" and spread is not None:
-        yield ("launcher",), "launcher: external starts nothing, and ranks have no address; use local, hostfile or ray"
+        yield ("launcher",), "launcher: external starts nothing, and ranks have no address; use another one"
     if execution.launcher == "external" and starts:
         yield ("launcher",), "launcher: external starts no server; name those that run in with.engine.urls"
-    if execution.launcher in ("hostfile", "ray") and starts and not engine.folder:
+    if execution.spreads and starts and not engine.folder:
         yield (
             ("launcher",),
             "servers of other machines read weights from with.engine.folder; set it to a shared one",

@@ -160,10 +160,10 @@ def write_spec(folder: Path, *stages: str) -> None:
         ("{launcher: hostfile}", "", "belong together"),
         ("{hostfile: hosts}", "", "belong together"),
         ("{launcher: hostfile, hostfile: nowhere}", "deepspeed: {}", "nowhere cannot be read"),
-        ("{nodes: 2}", "deepspeed: {}", "needs launcher: ray or hostfile, not local"),
+        ("{nodes: 2}", "deepspeed: {}", "needs launcher: ray, slurm or hostfile, not local"),
         ("{launcher: external}", "deepspeed: {}", "ranks have no address"),
         ("{launcher: external}", "", "starts no other processes"),
-        ("{launcher: slurm}", "", "'local', 'hostfile', 'ray' or 'external'"),
+        ("{launcher: pbs}", "", "'local', 'hostfile', 'ray', 'slurm' or 'external'"),
     ],
 )
 def test_launchers_that_cannot_work_are_refused_when_the_file_is_read(

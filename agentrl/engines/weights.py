@@ -1,8 +1,8 @@
-"""Weights as folders that servers load, and the proof that they loaded them."""
+"""Weights as folders that servers load, written a shard at a time, and the proof that they loaded them."""
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,16 @@ from agentrl.engines.base import EngineError, Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+SHARD_BYTES = 256 << 20
+"""The most that is held of a model to write it, unless one tensor is larger."""
+
+SAVED_TYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
+    "BOOL": "bool",
+}  # fmt: skip
+"""What safetensors calls the dtypes of torch."""
 
 PROBE_TOKENS = 64
 COPY_TOLERANCE = 1e-3
@@ -24,8 +34,6 @@ def write_folder(source: "Path | PreTrainedModel", tokenizer: Any, folder: Path,
     An adapter is left out, see :func:`write_adapter`. ``like`` is the folder that servers began with. Raises
     EngineError if its tensors have other names or shapes, which a server would load without a word.
     """
-    from safetensors.torch import save_file
-
     partial = _begun(folder)
     if isinstance(source, Path):
         shutil.copytree(source, partial, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
@@ -34,8 +42,11 @@ def write_folder(source: "Path | PreTrainedModel", tokenizer: Any, folder: Path,
         if source.generation_config is not None:
             source.generation_config.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-    tensors = {name: _own(tensor.cpu()) for name, tensor in tensors_of(source).items()}
-    save_file(tensors, partial / "model.safetensors", {"format": "pt"})
+    tensors = _stored(source) if isinstance(source, Path) else tensors_of(source)
+    shards = WeightFiles(partial, tensors)
+    for name in tensors:
+        shards.add({name: _own(tensors[name][...].cpu())})
+    shards.end()
     config = json.loads((partial / "config.json").read_text()) | {"tie_word_embeddings": False}
     if not config.get("architectures"):  # a server would take a model without it for one that only embeds
         config["architectures"] = [type(source).__name__]
@@ -44,6 +55,42 @@ def write_folder(source: "Path | PreTrainedModel", tokenizer: Any, folder: Path,
         odd = sorted(set(stored.items()) ^ set(wanted.items()))
         raise EngineError(f"weights of {folder.name} have other tensors than those the servers began with: {odd[:3]}")
     return _whole(partial, folder)
+
+
+class WeightFiles:
+    """The weights of a model folder, in files of at most 256 MiB with an index, or one file if the model is not larger.
+    ``tensors`` have the names, shapes and dtypes of all, as tensors or as slices of files. A file is written when all
+    that it holds was added, so that tensors should come in the order of ``tensors``."""
+
+    def __init__(self, folder: Path, tensors: "Mapping[str, Any]") -> None:
+        import torch
+        from huggingface_hub import split_torch_state_dict_into_shards
+
+        empty = {
+            name: torch.empty(_shape(tensor), dtype=_dtype(tensor), device="meta") for name, tensor in tensors.items()
+        }
+        plan = split_torch_state_dict_into_shards(empty, max_shard_size=SHARD_BYTES)
+        self._folder, self._files = folder, plan.filename_to_tensors
+        self._ready: dict[str, Any] = {}
+        if plan.is_sharded:
+            index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+    def add(self, tensors: "Mapping[str, Any]") -> None:
+        """Tensors on the CPU that share their storage with no other."""
+        from safetensors.torch import save_file
+
+        self._ready |= tensors
+        whole = [file for file, names in self._files.items() if all(name in self._ready for name in names)]
+        for file in whole:
+            ready = {name: self._ready.pop(name).contiguous() for name in self._files.pop(file)}
+            save_file(ready, self._folder / file, {"format": "pt"})
+
+    def end(self) -> None:
+        """Raises EngineError if a tensor was not added, or one that nobody named."""
+        if self._files or self._ready:
+            odd = sorted({name for names in self._files.values() for name in names} ^ self._ready.keys())
+            raise EngineError(f"weights in {self._folder} are not whole: {len(odd)} tensors, such as {odd[:3]}")
 
 
 def write_adapter(model: "PreTrainedModel", folder: Path) -> Path:
@@ -73,6 +120,31 @@ def adapter_targets(model: Any) -> list[str]:
     )
 
 
+def _stored(folder: Path) -> dict[str, Any]:
+    """Slices of the files of a folder, by name, none of which is read yet; with an output layer."""
+    from safetensors import safe_open
+
+    opened = [safe_open(file, "pt") for file in sorted(folder.glob("*.safetensors"))]
+    return _with_head({name: file.get_slice(name) for file in opened for name in file.keys()})  # noqa: SIM118
+
+
+def _with_head(tensors: dict[str, Any]) -> dict[str, Any]:
+    if "lm_head.weight" not in tensors and "model.embed_tokens.weight" in tensors:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    return tensors
+
+
+def _shape(tensor: Any) -> Sequence[int]:
+    shape: Sequence[int] = tensor.get_shape() if hasattr(tensor, "get_shape") else tensor.shape
+    return shape
+
+
+def _dtype(tensor: Any) -> Any:
+    import torch
+
+    return getattr(torch, SAVED_TYPES[tensor.get_dtype()]) if hasattr(tensor, "get_dtype") else tensor.dtype
+
+
 def tensors_of(source: "Path | PreTrainedModel") -> dict[str, Any]:
     """The tensors of a model by the names that a folder of it has, without its adapter, and with an output layer."""
     from safetensors.torch import load_file
@@ -87,9 +159,7 @@ def tensors_of(source: "Path | PreTrainedModel") -> dict[str, Any]:
                 name.replace(".base_layer.", "."): tensor for name, tensor in tensors.items() if ".lora_" not in name
             }
         tensors = as_saved(source, tensors)
-    if "lm_head.weight" not in tensors and "model.embed_tokens.weight" in tensors:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    return tensors
+    return _with_head(tensors)
 
 
 def has_experts(model: "PreTrainedModel") -> bool:

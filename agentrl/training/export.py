@@ -1,6 +1,5 @@
 """A trained model as a model folder, written a shard at a time, with adapters folded in."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.engines.weights import as_saved
+from agentrl.engines.weights import WeightFiles, as_saved
 from agentrl.models.policy import Policy
 from agentrl.training.backend import Backend
-
-SHARD_BYTES = 256 << 20
-"""The most that the process which writes holds of a model that is sharded, unless one tensor is larger."""
 
 
 def export(policy: Policy, backend: Backend, folder: Path) -> None:
@@ -23,24 +19,16 @@ def export(policy: Policy, backend: Backend, folder: Path) -> None:
         if backend.rank == 0:
             policy.save(folder)
         return
-    from huggingface_hub import split_torch_state_dict_into_shards
-
-    empty = {name: torch.empty(shape, device="meta") for name, shape in _shapes(policy.model)}
-    plan = split_torch_state_dict_into_shards(as_saved(policy.model, empty), max_shard_size=SHARD_BYTES)
-    files = plan.filename_to_tensors
-    writes = backend.rank == 0
-    if writes:
+    shards = None
+    if backend.rank == 0:
         _begin(policy, folder)
-        if plan.is_sharded:
-            index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-            (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    ready: dict[str, Tensor] = {}
+        empty = {name: torch.empty(shape, device="meta") for name, shape in _shapes(policy.model)}
+        shards = WeightFiles(folder, as_saved(policy.model, empty))
     for name, tensor in _whole(policy.model, backend):
-        if writes:
-            ready |= as_saved(policy.model, {name: tensor})
-            for file in [file_name for file_name, names in files.items() if all(name in ready for name in names)]:
-                _write(folder / file, {name: ready.pop(name) for name in files.pop(file)})
-    assert not ready or not writes
+        if shards:
+            shards.add(as_saved(policy.model, {name: tensor}))
+    if shards:
+        shards.end()
 
 
 def _begin(policy: Policy, folder: Path) -> None:
@@ -54,12 +42,6 @@ def _begin(policy: Policy, folder: Path) -> None:
     if policy.model.generation_config is not None:
         policy.model.generation_config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
-
-
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    from safetensors.torch import save_file
-
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
 
 
 def _shapes(model: torch.nn.Module) -> Iterator[tuple[str, torch.Size]]:

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from agentrl.engines.weights import SAVED_TYPES
 from agentrl.models.policy import Policy, load_tokenizer
 
-_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_TYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in SAVED_TYPES.items()}
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 from small_models import random_rows, small_model
 
 from agentrl.algorithms.sft import SFT
+from agentrl.engines import weights
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import train_tokenizer
-from agentrl.training import export as exporting
 from agentrl.training.backend import OneProcess
 from agentrl.training.export import export
 from agentrl.training.job import DeepSpeed, TrainingJob
@@ -73,7 +73,7 @@ def test_adapters_are_folded_into_files_of_any_size(tmp_path: Path, monkeypatch:
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     before = {name: value.clone() for name, value in policy.model.state_dict().items()}
-    monkeypatch.setattr(exporting, "SHARD_BYTES", 10_000)
+    monkeypatch.setattr(weights, "SHARD_BYTES", 10_000)
     export(policy, OneProcess(policy.model), tmp_path / "model")
     assert all(torch.equal(policy.model.state_dict()[name], value) for name, value in before.items())
     files = sorted(path.name for path in (tmp_path / "model").glob("*.safetensors"))

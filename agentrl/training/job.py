@@ -2,12 +2,13 @@
 job runs in this process, or on many through DeepSpeed."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentrl.algorithms import Algorithm
 from agentrl.placement.limits import GatherLimits
+from agentrl.schemas.annotations import ADDED
 from agentrl.training.optimizer import OptimizerConfig
 
 
@@ -29,6 +30,11 @@ class DeepSpeed(BaseModel):
     )
     offload_optimizer: Literal["cpu", "nvme"] | None = Field(None, description="where optimiser states are kept")
     offload_parameters: Literal["cpu", "nvme"] | None = Field(None, description="needs zero: 3")
+    communication: Annotated[Literal["float32", "bfloat16"], ADDED] = Field(
+        "float32",
+        description="of weights of linear layers and their gradients between ranks; bfloat16 needs zero: 3 and "
+        "precision: bfloat16, moves half the bytes, and changes results",
+    )
     extra: dict[str, Any] = Field(
         {}, description="merged into the DeepSpeed config that these settings make, key by key"
     )
@@ -40,10 +46,24 @@ class DeepSpeed(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _communicates_what_it_shards(self) -> "DeepSpeed":
+        if self.communication == "bfloat16" and self.zero != 3:
+            raise ValueError(f"communication: bfloat16 needs zero: 3, not {self.zero}; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _splits_rows_over_whole_groups(self) -> "DeepSpeed":
         if self.processes:
             self.ranks(0)
         return self
+
+    def check(self, optimizer: OptimizerConfig) -> None:
+        """Raises ValueError if products are in more bits than the weights that ranks exchange for them."""
+        if self.communication == "bfloat16" and optimizer.precision != "bfloat16":
+            raise ValueError(
+                f"deepspeed.communication: bfloat16 rounds weights before products in {optimizer.precision}; set "
+                "optimizer.precision: bfloat16, or leave it out"
+            )
 
     def ranks(self, gpus: int) -> int:
         """Ranks on a machine with ``gpus`` GPUs. Raises ValueError if they cannot share rows as they should."""
@@ -79,6 +99,12 @@ class DeepSpeed(BaseModel):
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,
         }
+        if self.communication == "bfloat16":
+            config["torch_autocast"] = {
+                "enabled": True,
+                "dtype": "bfloat16",
+                "lower_precision_safe_modules": ["torch.nn.Linear"],  # an embedding would be rounded, and no product is
+            }
         if optimizer:
             config["gradient_clipping"] = optimizer.clip_norm
             adam = {"lr": optimizer.lr, "betas": list(optimizer.betas), "weight_decay": optimizer.weight_decay}
@@ -124,6 +150,11 @@ class TrainingJob(BaseModel):
     orders: str | None = None
     updates: int = 1
     record_tokens: bool = False
+
+    @model_validator(mode="after")
+    def _exchanges_what_it_computes(self) -> "TrainingJob":
+        self.deepspeed.check(self.optimizer)
+        return self
 
     def write(self, folder: Path) -> Path:
         path = folder / "job.json"

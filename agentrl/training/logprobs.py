@@ -80,14 +80,16 @@ def _head_logprobs(model: "PreTrainedModel", hidden: Tensor, targets: Tensor) ->
     config = model.config.get_text_config()
     softcap = getattr(config, "final_logit_softcapping", None)
     size = max(1, _CHUNK_VALUES // config.vocab_size)
-    plain = type(head) is torch.nn.Linear and head.bias is None and not softcap and not hasattr(head.weight, "ds_id")
+    # looked for without naming the weight: within a pass, DeepSpeed gathers whatever is read from a module
+    sharded = any(hasattr(parameter, "ds_id") for parameter in head.parameters())
+    plain = not sharded and type(head) is torch.nn.Linear and head.bias is None and not softcap
     if plain:
         weight = head.weight
         if torch.is_autocast_enabled(hidden.device.type):
             dtype = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight = hidden.to(dtype), weight.to(dtype)
         return _HeadLogprobs.apply(hidden, weight, targets, size)
-    if hasattr(getattr(head, "weight", None), "ds_id"):
+    if sharded:
         # Sharded by ZeRO 3: every rank must call the module equally often, even if its batches differ.
         chosen, entropy = _through_module(hidden, targets, head, softcap)
         return chosen, entropy

@@ -1,9 +1,10 @@
 """A model spread over processes, through DeepSpeed."""
 
 import os
+import re
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from agentrl.placement.limits import limits_of, sizes_of
 from agentrl.training.backend import Result
+from agentrl.training.batch import TrainingError
 from agentrl.training.checkpoint import sync
 from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig, parameter_groups
@@ -22,6 +24,9 @@ from agentrl.training.sequence import SequenceGroup
 
 LATEST = "latest"
 """The file of a folder of checkpoints that names the newest whole one."""
+
+WRITERS = "ranks"
+"""The file of a checkpoint that says how many ranks wrote it."""
 
 
 def join_ranks() -> None:
@@ -49,6 +54,13 @@ class _Work(torch.nn.Module):
     def forward(self, work: Callable[[], Result]) -> Result:
         return work()
 
+    def state_dict(self, *given: Any, **named: Any) -> Any:
+        """Without frozen parameters, which whoever goes on has from the start: adapters alone are written."""
+        state = super().state_dict(*given, **named)
+        for name in _frozen(self) & state.keys():
+            del state[name]
+        return state
+
 
 class DeepSpeedRanks:
     """This process's part of a model, in a DeepSpeed engine; without ``config`` it is only computed. See
@@ -65,11 +77,14 @@ class DeepSpeedRanks:
 
         self.model = model
         self.sharded = spread.zero == 3
+        self._spread = spread
         groups = parameter_groups(model, config.weight_decay) if config else None
         self._engine: Any = _Work(model)  # without optimiser and shards, there is nothing to do for DeepSpeed
         if config or self.sharded:
             settings = spread.settings(config, limits_of(*sizes_of(model)))
             self._engine, *_ = deepspeed.initialize(model=self._engine, model_parameters=groups, config=settings)
+        if spread.communication == "bfloat16":
+            _keep_tables(model)
         if config and self.sharded and not (spread.offload_optimizer or spread.offload_parameters):
             _share_masters(self._engine.optimizer)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -82,11 +97,12 @@ class DeepSpeedRanks:
         result: Result = self._engine(work)
         return result
 
-    def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[Any]:
+    @contextmanager
+    def gathered(self, parameters: Sequence[Tensor]) -> Iterator[None]:
         import deepspeed
 
-        gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(parameters))
-        return gathered
+        with _as_stored(parameters), deepspeed.zero.GatheredParameters(list(parameters)):
+            yield
 
     def collected(self, values: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
         parts: list[Any] = [None] * self.world
@@ -126,11 +142,14 @@ class DeepSpeedRanks:
         for name, backend in (("model", self), ("beside", beside)):
             if backend:
                 state = progress if backend is self else {}
-                backend._engine.save_checkpoint(str(path / tag), name, state, False, exclude_frozen_parameters=False)
+                backend._engine.save_checkpoint(str(path / tag), name, state, False, exclude_frozen_parameters=True)
+        if self.rank == 0:
+            (path / tag / WRITERS).write_text(str(self.world))
+        for file in (path / tag).rglob("*"):
+            if _writer(file) == self.rank:
+                sync(file)
         dist.barrier()
         if self.rank == 0:
-            for file in (path / tag).rglob("*"):
-                sync(file)
             partial = path / f"{LATEST}.partial"
             partial.write_text(tag)
             os.replace(partial, path / LATEST)
@@ -144,10 +163,69 @@ class DeepSpeedRanks:
         tag = _latest(path)
         if tag is None:
             return None
-        progress: dict[str, Any] = self._engine.load_checkpoint(str(path / tag), "model")[1]
+        if self._spread.zero:
+            _check_writers(path, tag, self.world)
+        progress: dict[str, Any] = self._engine.load_checkpoint(str(path / tag), "model", custom_load_fn=_restore)[1]
         if beside:
-            beside._engine.load_checkpoint(str(path / tag), "beside")
+            beside._engine.load_checkpoint(str(path / tag), "beside", custom_load_fn=_restore)
         return progress
+
+
+@contextmanager
+def _as_stored(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Within it, parameters are gathered as they are stored, in float32, whatever passes exchange."""
+    noted = [(parameter, getattr(parameter, _DTYPE)) for parameter in parameters if hasattr(parameter, _DTYPE)]
+    for parameter, _ in noted:
+        delattr(parameter, _DTYPE)
+    try:
+        yield
+    finally:
+        for parameter, dtype in noted:
+            setattr(parameter, _DTYPE, dtype)
+
+
+def _keep_tables(model: torch.nn.Module) -> None:
+    """Exchange in float32 what a linear layer shares with an embedding, whose values no product rounds."""
+    for module in model.modules():
+        if not isinstance(module, torch.nn.Linear):
+            for parameter in module.parameters(recurse=False):
+                if hasattr(parameter, _DTYPE):
+                    delattr(parameter, _DTYPE)
+
+
+def _frozen(model: torch.nn.Module) -> set[str]:
+    """All names of parameters that are not trained, also those that are tied to others."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in named if not parameter.requires_grad}
+
+
+def _restore(src: dict[str, Any], dst: torch.nn.Module) -> None:
+    """Load the state of a model without its frozen parameters. Raises TrainingError if any other is missing, or if the
+    checkpoint has one that the model has not."""
+    missing, unknown = dst.load_state_dict(src, strict=False)
+    if odd := sorted({*missing} - _frozen(dst)) + sorted(unknown):
+        raise TrainingError(
+            f"the checkpoint is of another model: {len(odd)} parameters are in one of both alone, such as {odd[:3]}; "
+            "remove its folder to train from the start"
+        )
+
+
+def _writer(file: Path) -> int:
+    """The rank that writes a file of a checkpoint, by the names that DeepSpeed gives them; what has none is the first
+    one's."""
+    rank = re.search(r"zero_pp_rank_(\d+)_", file.name) or re.search(r"/offloaded_tensors/rank(\d+)", file.as_posix())
+    return int(rank[1]) if rank else 0
+
+
+def _check_writers(path: Path, tag: str, world: int) -> None:
+    """Raises TrainingError if a checkpoint of states that ranks share was written by another number of them."""
+    file = path / tag / WRITERS
+    if file.exists() and (writers := int(file.read_text())) != world:
+        raise TrainingError(
+            f"the checkpoint {path / tag} was written by {writers} ranks, which share its states, and {world} are to "
+            "go on from it; run as many as before (deepspeed.processes, execution.gpus and execution.nodes), or remove "
+            f"{path} to train from the start"
+        )
 
 
 def _share_masters(optimizer: Any) -> None:
@@ -161,6 +239,9 @@ def _share_masters(optimizer: Any) -> None:
 
 
 _CPU = torch.device("cpu")
+
+_DTYPE = "comm_dtype"
+"""Where DeepSpeed (0.19, ``torch_autocast.py``) notes at a parameter in which dtype it is exchanged."""
 
 
 def _latest(path: Path) -> str | None:

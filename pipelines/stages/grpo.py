@@ -177,6 +177,8 @@ class OnlineConfig(Compressing, TeacherConfig):
 
     @model_validator(mode="after")
     def _ranks_give_weights_as_files(self) -> "OnlineConfig":
+        if self.deepspeed:
+            self.deepspeed.check(self.optimizer)
         if self.deepspeed and isinstance(self.engine, VLLMConfig) and self.engine.sync != "folders":
             raise ValueError(
                 f"engine.sync: {self.engine.sync} takes weights from the stage's own process, and with deepspeed the "

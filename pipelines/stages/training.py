@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.algorithms.base import Objective
 from agentrl.pipelines.handles import Model, Table
@@ -42,6 +42,12 @@ class TrainConfig(StageConfig):
     optimizer: OptimizerConfig = OptimizerConfig()
     deepspeed: DeepSpeed | None = Field(None, description="spread over processes; None trains in this one")
     track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
+
+    @model_validator(mode="after")
+    def _ranks_exchange_what_they_compute(self) -> "TrainConfig":
+        if self.deepspeed:
+            self.deepspeed.check(self.optimizer)
+        return self
 
 
 def meanwhile(work: Callable[[], Answer]) -> "Future[Answer]":

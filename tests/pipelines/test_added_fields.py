@@ -36,3 +36,11 @@ def test_a_field_that_came_later_counts_if_it_is_set() -> None:
     before = OF_THE_FIRST_VERSION["train.online"]
     assert _entering("train.online", observe={}) == before
     assert _entering("train.online", observe={"tool": 0.1}) != before
+
+
+def test_what_ranks_exchange_counts_if_it_is_rounded() -> None:
+    def spread(**settings: object) -> str:
+        return _entering("train.online", optimizer={"precision": "bfloat16"}, deepspeed={"zero": 3, **settings})
+
+    assert spread() == spread(communication="float32")
+    assert spread() != spread(communication="bfloat16")

@@ -6,6 +6,7 @@ tell whether they will still be finished. Process numbers would not do: they are
 containers that share a store.
 """
 
+import errno
 import fcntl
 import itertools
 import os
@@ -16,7 +17,10 @@ from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
+from agentrl.datastore.errors import StoreError
+
 _MARK = re.compile(r"(?:^|[.-])([0-9a-f]{12})_\d+(?:\.|$)")
+_WITHOUT = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _guard = threading.Lock()
 _mine: dict[tuple[int, Path], tuple[str, int]] = {}
 _numbers = itertools.count()
@@ -45,7 +49,7 @@ def me(working: Path) -> str:
             path = _lock(working, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            if _try(handle):
+            if _try(handle, working):
                 _mine[key] = (name, handle)
             else:  # another process tests it right now
                 os.close(handle)
@@ -65,7 +69,7 @@ def state(working: Path, owner: str) -> Owner:
     except OSError:
         return Owner.UNKNOWN
     try:
-        return Owner.DEAD if _try(handle) else Owner.ALIVE
+        return Owner.DEAD if _try(handle, working) else Owner.ALIVE
     finally:
         os.close(handle)
 
@@ -86,9 +90,18 @@ def _lock(working: Path, name: str) -> Path:
     return working / "owners" / f"{name}.lock"
 
 
-def _try(handle: int) -> bool:
+def _try(handle: int, working: Path) -> bool:
+    """Raises StoreError if the file system has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in _WITHOUT:
+            raise
+        raise StoreError(
+            f"the file system of {working} has no locks ({error.strerror}), by which a store knows whether a process "
+            "that writes into it lives; mount it with locks (flock on Lustre, local_lock=flock on NFS if one machine "
+            "writes), or put the store on another one or in a bucket"
+        ) from error
     return True

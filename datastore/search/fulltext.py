@@ -83,6 +83,8 @@ class FullText:
         self.buffer = buffer
         self.folder = buffer.storage.working_folder() / f"text-{FORM}"
         self._held: _Held | None = None
+        self._newest: tuple[tuple[Any, int], dict[str, int]] | None = None
+        """The newest version that was asked for, and the rows of its data files."""
         self._ids: OrderedDict[str, pa.Array] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -151,8 +153,7 @@ class FullText:
         """What ``ask`` finds in the files of a version. If the index turns out to be damaged, it is built anew."""
 
         def current() -> pl.DataFrame:
-            files = live_files(self.buffer.table(version))
-            rows = {name: count for name, (count, _) in files.items()}
+            rows = self._rows_of_files(version)
             try:
                 return ask(self._over(rows, progress), list(rows))
             except _UnusableError:
@@ -163,6 +164,18 @@ class FullText:
                 raise StoreError(f"the full-text index in {self.folder} cannot be used: {error}") from None
 
         return self.buffer.current(version, current)
+
+    def _rows_of_files(self, version: int | datetime | None) -> dict[str, int]:
+        """The data files of a version with their rows. Those of the newest are read again only if it is another one: to
+        open a table takes far longer than to look words up."""
+        if version is not None:
+            return {name: rows for name, (rows, _) in live_files(self.buffer.table(version)).items()}
+        with self.buffer.committed.following() as table:
+            state = table.metadata().id, table.version()
+            newest = self._newest
+            if newest is None or newest[0] != state:
+                newest = self._newest = state, {name: rows for name, (rows, _) in live_files(table).items()}
+            return newest[1]
 
     def _hits(self, held: _Held, text: str, files: Sequence[str], k: int | None) -> pl.DataFrame:
         """Ids and scores of the ``k`` best rows in these files, or of all (None), best first."""

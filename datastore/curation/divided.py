@@ -18,8 +18,7 @@ from agentrl.datastore.curation.kernels import CallCheck, Digest, Leaks
 from agentrl.datastore.curation.text import first_question, part_text
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.ranking import RANK
-from agentrl.datastore.shards.divide import digest_of
-from agentrl.datastore.shards.shard import finished
+from agentrl.datastore.shards.shard import digest_of, finished
 
 if TYPE_CHECKING:
     from agentrl.datastore.curation.curate import Work

@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import polars as pl
+from typing import TYPE_CHECKING
 
 from agentrl.datastore.curation.pieces import Evidence, Kernel, Piece, pieces_of, shards_of
-from agentrl.datastore.shards.divide import Run
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 
 ROWS = 2**14
 """Rows of a shard, if no number of shards is asked for."""
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from agentrl.datastore.shards.divide import Run
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Division:
     files: Sequence[str]
     kept: Path
     work: Path
-    run: Run
+    run: "Run"
     shards: int | None = None
     named: bool = False
     """Whether somebody named what runs shards: without it texts are embedded in this process, which has the model."""
@@ -32,7 +35,7 @@ class Division:
         """Rows of a shard, of so many."""
         return ROWS if self.shards is None else -(-count // self.shards)
 
-    def pieces(self, rows: pl.DataFrame) -> list[Piece]:
+    def pieces(self, rows: "pl.DataFrame") -> list[Piece]:
         return pieces_of(self.storage, self.files, rows)
 
     def evidence(self, kernel: Kernel, pieces: Sequence[Piece]) -> Evidence:

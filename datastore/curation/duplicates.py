@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
@@ -29,8 +29,10 @@ from agentrl.datastore.curation.pieces import Evidence, Piece
 from agentrl.datastore.curation.sketches import EMPTY, VALUES, band_keys, bands, jaccard
 from agentrl.datastore.curation.text import Part
 from agentrl.datastore.curation.verified import Verified
-from agentrl.datastore.shards.divide import digest_of
-from agentrl.datastore.shards.shard import Shard, finished, save_array
+from agentrl.datastore.shards.shard import Shard, digest_of, finished, save_array
+
+if TYPE_CHECKING:
+    import polars as pl
 
 KEYS = 2**19
 """Keys of a part, about. Of the rows that share one, a quarter of their sketches is held: 70 MB, if all do."""
@@ -41,7 +43,7 @@ CROWD_ROWS = 2**15
 
 
 def near_duplicates(
-    rows: pl.DataFrame, scopes: Sequence[str], compare: Sequence[Part], threshold: float, divided: Division
+    rows: "pl.DataFrame", scopes: Sequence[str], compare: Sequence[Part], threshold: float, divided: Division
 ) -> np.ndarray:
     """Whether each of ``rows``, which come from best to worst, resembles an earlier one of its scope that resembles
     none itself, bool [rows]: in each compared part the similarity of word 3-grams is at or above the threshold.
@@ -68,6 +70,8 @@ def settle(pairs: np.ndarray, rows: int) -> np.ndarray:
 
 def _hashed(scopes: Sequence[str]) -> np.ndarray:
     """A hash of each scope, uint64 [rows]."""
+    import polars as pl
+
     names = pl.Series("scope", scopes, dtype=pl.String)
     distinct = names.unique()
     hashes = pl.Series([xxh3_64_intdigest(name.encode()) for name in distinct], dtype=pl.UInt64)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from agentrl.datastore.curation.calls import Declared
 from agentrl.datastore.curation.contamination import HeldOut
 from agentrl.datastore.curation.shingles import shingles
 from agentrl.datastore.curation.sketches import sketches
@@ -86,6 +85,8 @@ class CallCheck:
         return [*CALLS, "tools"]
 
     def sketch(self, rows: pa.Table) -> pa.RecordBatch:
+        from agentrl.datastore.curation.calls import Declared  # other rules need no JSON Schema
+
         verdicts, problems = [], []
         declared = Declared()
         for row in _conversations(rows):

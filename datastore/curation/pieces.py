@@ -7,21 +7,21 @@ is not kept. All kept evidence can be deleted at any time."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.read.scalar_cache import ScalarCopies
 from agentrl.datastore.shards.shard import Shard, finished
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage, storage_of
-from agentrl.datastore.table.older_schemas import to_read, upgrade
 from agentrl.datastore.table.writer import FOLDER
+
+if TYPE_CHECKING:
+    import polars as pl
 
 PIECE_ROWS = 8192
 ROWS_AT_ONCE, BYTES_AT_ONCE = 512, 2**20
@@ -74,9 +74,13 @@ class Piece:
         return work / kernel.name / f"{self.file}-{self.start}-{xxh3_128_hexdigest(self.places.tobytes())}.arrow"
 
 
-def pieces_of(storage: LocalStorage | S3Storage, files: Sequence[str], rows: pl.DataFrame) -> list[Piece]:
+def pieces_of(storage: LocalStorage | S3Storage, files: Sequence[str], rows: "pl.DataFrame") -> list[Piece]:
     """The pieces of data files that hold ``rows``, numbered by their order in it. Raises StoreError if one is there
     twice, or not at all."""
+    import polars as pl  # which takes a worker longer than most shards of few rows
+
+    from agentrl.datastore.read.scalar_cache import ScalarCopies
+
     copies, pieces, count = ScalarCopies(storage), list[Piece](), 0
     asked = rows.select("trajectory_id").with_row_index("number")
     for file in sorted(files):
@@ -96,7 +100,9 @@ def pieces_of(storage: LocalStorage | S3Storage, files: Sequence[str], rows: pl.
     return pieces
 
 
-def _ids(storage: LocalStorage | S3Storage, file: str) -> pl.Series:
+def _ids(storage: LocalStorage | S3Storage, file: str) -> "pl.Series":
+    import polars as pl
+
     source = storage.open(f"{FOLDER}/{name_of(file)}") if isinstance(storage, S3Storage) else file
     ids = pl.from_arrow(pq.read_table(source, columns=["trajectory_id"])["trajectory_id"])
     assert isinstance(ids, pl.Series)
@@ -170,6 +176,8 @@ def _leaves(file: pq.ParquetFile, groups: list[int], columns: Sequence[str]) -> 
     paths = {file.schema.column(number).path for number in range(len(file.schema))}
     if set(columns) <= paths:
         return file.read_row_groups(groups, columns=list(columns), use_threads=False)
+    from agentrl.datastore.table.older_schemas import to_read, upgrade
+
     names = list(dict.fromkeys(column.partition(".")[0] for column in columns))
     rows = file.read_row_groups(groups, columns=to_read(names, file.schema_arrow.names), use_threads=False)
     return upgrade(rows, names)

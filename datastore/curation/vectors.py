@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from agentrl.datastore.curation.division import Division
 from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, pretrained
-from agentrl.datastore.shards.divide import digest_of, in_groups
-from agentrl.datastore.shards.shard import Shard, ShardError, finished
+from agentrl.datastore.shards.divide import in_groups
+from agentrl.datastore.shards.shard import Shard, ShardError, digest_of, finished
 
 TEXTS = 1024
 """Texts that are embedded at once."""

@@ -20,8 +20,8 @@ from agentrl.datastore.formats.parts import Part, parts
 from agentrl.datastore.formats.recognise import Recognised
 from agentrl.datastore.formats.source import Source
 from agentrl.datastore.formats.workers import File, Keep, batches_of, write_part
-from agentrl.datastore.shards.divide import Divide, digest_of, in_groups
-from agentrl.datastore.shards.shard import Shard, finished
+from agentrl.datastore.shards.divide import Divide, in_groups
+from agentrl.datastore.shards.shard import Shard, digest_of, finished
 
 PARTS = 8
 """Parts of a shard, if no number of shards is asked for."""

@@ -28,7 +28,8 @@ from agentrl.datastore.formats.rows import NAMELESS
 from agentrl.datastore.formats.source import Source
 from agentrl.datastore.formats.taken import Kept, TakenAnnotations
 from agentrl.datastore.formats.workers import File, read_files
-from agentrl.datastore.shards.divide import Divide, digest_of
+from agentrl.datastore.shards.divide import Divide
+from agentrl.datastore.shards.shard import digest_of
 from agentrl.schemas.arrow import from_table
 from agentrl.schemas.trajectory import Trajectory
 

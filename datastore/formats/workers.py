@@ -12,7 +12,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from agentrl.datastore.formats.columns import RowBatch, batches
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.parts import Part, in_parts, parts
 from agentrl.datastore.formats.source import Row, Source
+from agentrl.datastore.spared import spare_pandas
 from agentrl.datastore.table.validation import LENIENT_SCHEMA
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class _Worker:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             gc.freeze()
-            _spare_pandas()
+            spare_pandas()
             _work(child, files, keep)
             status = 0
         finally:
@@ -153,27 +153,6 @@ class _Worker:
         self.socket.close()
         os.kill(self.pid, signal.SIGTERM)
         os.waitpid(self.pid, 0)
-
-
-def _spare_pandas() -> None:
-    """Make the first array of this process as if pandas were not installed. Arrow imports it otherwise, in a third of a
-    second, to tell its arrays from lists. It looks for pandas again if something needs it."""
-    if "pandas" in sys.modules:
-        return
-    sys.meta_path.insert(0, _NoPandas)
-    try:
-        pa.array([""])
-    finally:
-        sys.meta_path.remove(_NoPandas)
-
-
-class _NoPandas:
-    """A finder of modules that says there is no pandas, and leaves all others to other finders."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError("is not needed here", name=name)
 
 
 @dataclass

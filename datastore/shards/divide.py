@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-from xxhash import xxh3_128
-
 from agentrl.datastore.shards.engine import Tell
 from agentrl.datastore.shards.engines import running, shared_folder
 from agentrl.datastore.shards.shard import Shard
@@ -47,15 +44,6 @@ def dividing_by(engine: ShardEngine, store: str, name: str, own: Path, tell: Tel
     with running(engine, work, tell) as run:
         yield Divide(run, engine.shards, work, shared, engine.type is not None)
     shutil.rmtree(work, ignore_errors=True)
-
-
-def digest_of(*given: object) -> str:
-    """A name for work on what is given: arrays, texts and numbers."""
-    digest = xxh3_128()
-    for value in given:
-        data = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()
 
 
 def in_groups(items: Sequence, count: int | None, most: int) -> Iterator[Sequence]:

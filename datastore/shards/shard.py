@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from xxhash import xxh3_128
 
 from agentrl.datastore.errors import StoreError
 
@@ -77,3 +78,12 @@ def save_array(path: Path, array: np.ndarray) -> None:
     """Write an array to a file, as :func:`finished` does."""
     with finished(path) as unfinished, unfinished.open("wb") as file:
         np.save(file, array)
+
+
+def digest_of(*given: object) -> str:
+    """A name for work on what is given: arrays, texts and numbers."""
+    digest = xxh3_128()
+    for value in given:
+        data = value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()

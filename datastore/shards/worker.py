@@ -17,6 +17,7 @@ from xxhash import xxh3_64_hexdigest
 
 import agentrl
 from agentrl.datastore.shards.shard import Ending, finished
+from agentrl.datastore.spared import spare_pandas
 from agentrl.schemas.installation import PACKAGE_ROOT
 
 CODE = ("datastore", "schemas", "rewards", "engines")
@@ -41,6 +42,7 @@ def tried(shard: bytes, driver: str) -> Ending:
     if installed() != driver:
         problem = f"it has agentrl {installed()}, and the run has {driver}; install the same on all workers"
         return Ending(me(), problem)
+    spare_pandas()
     try:
         pickle.loads(shard)()
     except Exception as error:

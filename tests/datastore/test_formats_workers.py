@@ -370,13 +370,16 @@ def test_shared_memory_is_written_again_only_when_its_tables_are_free(tmp_path: 
     assert handles < psutil.Process().num_fds() + number / 3  # a piece for each table that is held, and some more
 
 
-def test_workers_do_not_import_pandas() -> None:
+def test_workers_do_not_import_what_they_do_not_need() -> None:
     """It takes as long as thousands of rows."""
     script = """
 import sys
 from agentrl.datastore.formats import workers
-workers._spare_pandas()
+workers.spare_pandas()
 workers.pa.array([1.5])
 assert "pandas" not in sys.modules
+from agentrl.datastore.curation import duplicates
+from agentrl.datastore.shards import worker
+assert not {"pandas", "polars", "jsonschema", "deltalake"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True)

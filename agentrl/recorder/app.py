@@ -6,10 +6,12 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import URL
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -18,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from agentrl.recorder import chat, messages, responses
 from agentrl.recorder.body import bytes_of_value
+from agentrl.recorder.repeated import made_of
 from agentrl.recorder.wire import Answerer, ApiError, Reply, TurnRequest, caller_of, read
 from agentrl.schemas.json_text import shown
 
@@ -85,26 +88,13 @@ async def _asked(backend: Answerer, protocol: ModuleType, request: HttpRequest) 
     """Whose turn a request asks for, and what it asks."""
     addressed = backend.place_of(key_of(request), episode_of(request))
     asked = read(protocol.REQUEST, await body_of(request)).asked()
-    return addressed, replace(asked, caller=caller_of(request.headers))
+    return addressed, replace(asked, caller=caller_of(dict(request.headers)))
 
 
 def _digest(asked: TurnRequest) -> str:
     """A digest of a request, the same whether its answer is to be streamed or whole. ``echo`` may have ids that are new
     each time."""
-    messages = [
-        (
-            *(
-                message.role.value,
-                message.content,
-                message.reasoning,
-                message.tool_call_id,
-                message.name,
-                message.error,
-            ),
-            [(call.id, call.name, call.arguments) for call in message.tool_calls],
-        )
-        for message in asked.messages
-    ]
+    messages = [made_of(message).exact for message in asked.messages]
     rest = replace(asked, stream=False, usage_in_stream=False, echo={}, messages=[], tools="")
     return hashlib.sha256(bytes_of_value([repr(rest), asked.tools, messages])).hexdigest()
 
@@ -134,9 +124,15 @@ def guarded(endpoint: Endpoint, local: bool, protocol: ModuleType = chat) -> End
 def _host(request: HttpRequest) -> str:
     """The name or address that a request is sent to. Raises ApiError if it is none."""
     try:
-        return request.url.hostname or ""
+        return _named(request.headers.get("host", "")) or request.url.hostname or ""
     except ValueError as error:
         raise ApiError(400, f"the header host is {request.headers.get('host')!r}: {error}") from None
+
+
+@lru_cache(64)
+def _named(host: str) -> str | None:
+    """The name or address in the header ``host``. Requests repeat it, and a URL is slow to make."""
+    return URL(scope={"path": "/", "headers": [(b"host", host.encode("latin-1"))]}).hostname
 
 
 def _told(error: Exception) -> ApiError:

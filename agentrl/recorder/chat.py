@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.recorder.body import bytes_of_value, value_of_bytes
+from agentrl.recorder.repeated import read_once
 from agentrl.recorder.wire import (
     COMMENT,
     MOST,
@@ -74,6 +75,7 @@ class ChatMessage(BaseModel):
     function_call: None = None
     annotations: list[Any] | None = None
 
+    @cached_property
     def message(self) -> Message:
         calls = [
             ToolCall(id=call.id, name=call.function.name, arguments=as_json(call.function.arguments))
@@ -138,8 +140,8 @@ class AnswerFormat(GivenSchema):
 
 
 class ChatRequest(OpenAIRequest):
-    messages: list[ChatMessage] = Field(min_length=1)
-    tools: list[ChatTool] | None = None
+    messages: list[Annotated[ChatMessage, read_once()]] = Field(min_length=1)
+    tools: Annotated[list[ChatTool], read_once()] | None = None
     top_k: int | None = Field(None, ge=0, le=MOST)
     max_tokens: int | None = Field(None, ge=1, le=MOST)
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST)
@@ -156,7 +158,7 @@ class ChatRequest(OpenAIRequest):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return TurnRequest(
             model=self.model,
-            messages=[message.message() for message in self.messages],
+            messages=[message.message for message in self.messages],
             tools=tools_of([tool.function for tool in self.tools or []]),
             tool_choice=choice_of(self.tool_choice, self.parallel_tool_calls),
             temperature=self.temperature,

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -127,7 +128,7 @@ class RecordedEpisode:
 
     # -- the file: a line for each thing that happened
 
-    @property
+    @cached_property
     def path(self) -> Path:
         assert self.folder is not None
         return self.folder / f"{self.number:06d}.jsonl"
@@ -151,9 +152,8 @@ class RecordedEpisode:
         data = _LINE(line).encode() + b"\n"
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            before = os.fstat(file).st_size
-            if os.write(file, data) < len(data):
-                os.ftruncate(file, before)
+            if (written := os.write(file, data)) < len(data):
+                os.ftruncate(file, os.fstat(file).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             if durable:
                 os.fsync(file)

@@ -3,11 +3,13 @@
 import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from agentrl.recorder.chat import MOST_STOPS, AnswerFormat, FunctionTool, tools_of
+from agentrl.recorder.repeated import read_once
 from agentrl.recorder.wire import MOST, Answered, ApiError, ApiRequest, OverflowingError, Reply, TurnRequest
 from agentrl.schemas.trajectory import Message, Role, ToolCall
 
@@ -74,7 +76,12 @@ class GivenMessage(BaseModel):
                 raise ValueError(f"block {number} is a {block.type}, which no {info.data['role']} says")
         return content
 
-    def messages(self) -> Iterator[Message]:
+    @cached_property
+    def messages(self) -> list[Message]:
+        """See :meth:`_messages`."""
+        return list(self._messages())
+
+    def _messages(self) -> Iterator[Message]:
         """Answers of tools, each as a message of its own, and what is said beside them."""
         blocks = [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
         for block in blocks:
@@ -139,7 +146,7 @@ class ContextManagement(BaseModel):
 
 
 class MessagesRequest(ApiRequest):
-    messages: list[GivenMessage] = Field(min_length=1)
+    messages: list[Annotated[GivenMessage, read_once()]] = Field(min_length=1)
     system: str | list[TextBlock] | None = None
     tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
@@ -164,7 +171,7 @@ class MessagesRequest(ApiRequest):
         said_nothing = {"thinking": self.thinking, "effort": output.effort if output else None}
         return TurnRequest(
             model=self.model,
-            messages=[message for given in self.messages for message in given.messages()],
+            messages=[message for given in self.messages for message in given.messages],
             tools=tools_of(functions),
             tool_choice=self.tool_choice.wish() if self.tool_choice else "auto",
             temperature=self.temperature,

@@ -333,18 +333,17 @@ class Recorder:
         """The sampled turn that the next one goes on from, the new messages, and their tokens. If the dialect cannot go
         on from it, or the chat template shows earlier turns differently and is asked to, there is none."""
         codec, tools, conversation = self.sampler.codec, asked.tools, following.conversation
-        size = sum(len(message.content) for message in conversation)
         before, rest = following.before, with_own_ids(following.rest, following.before)
         if codec is None:
             return before, rest, []
         if before is not None and self.settings.history == "keep":
             try:
-                return before, rest, await self.sampler.encoded(size, lambda: heard_ids(codec, before, rest, tools))
+                return before, rest, await self.sampler.encoded(rest, lambda: heard_ids(codec, before, rest, tools))
             except ValueError:
                 counts["segments_by_dialect"] += 1
         whole = with_own_ids(conversation, before)
         try:
-            ids = await self.sampler.encoded(size, lambda: codec.opening(whole, tools))
+            ids = await self.sampler.encoded(whole, lambda: codec.opening(whole, tools))
         except ValueError as error:
             raise ApiError(400, str(error), "conversation_refused", "messages") from error
         if before is not None and ids[: len(before.ids)] == before.ids:

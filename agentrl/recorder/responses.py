@@ -120,8 +120,8 @@ class ResponsesRequest(OpenAIRequest):
 
     def asked(self) -> TurnRequest:
         items = [Said(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        given = self.model_dump(mode="json")
-        echo = {name: given[name] for name in ("instructions", "metadata", "temperature", "top_p", "user")}
+        echo = {name: getattr(self, name) for name in ("instructions", "metadata", "temperature", "top_p", "user")}
+        given = self.model_dump(mode="json", include={"tools"})
         functions, namespaces, dropped = _callable(self.tools or [])
         named = [item.id for item in items if isinstance(item, Reasoning) and (item.id or "").startswith("rs_")]
         return TurnRequest(

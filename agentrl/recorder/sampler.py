@@ -41,8 +41,9 @@ class Sampler:
     def codec(self) -> ChatCodec | None:
         return self.policy.codec if self.policy else None
 
-    async def encoded(self, size: int, encode: Callable[[], list[int]]) -> list[int]:
-        """What ``encode`` makes of so many characters."""
+    async def encoded(self, messages: Sequence[Message], encode: Callable[[], list[int]]) -> list[int]:
+        """What ``encode`` makes of ``messages``."""
+        size = sum(len(message.content) for message in messages)
         return await asyncio.to_thread(encode) if size > _LONG else encode()
 
     def keeps_schemas(self, before: list[int]) -> bool:

@@ -14,8 +14,9 @@ from typing import Any
 
 from agentrl.chat.codec import ChatCodec
 from agentrl.engines.base import Session, Turn
+from agentrl.recorder.repeated import made_of
 from agentrl.schemas.json_text import loads, writer
-from agentrl.schemas.trajectory import Message, Role
+from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 
 def canonical(message: Message) -> str:
@@ -66,9 +67,13 @@ def digests(messages: Sequence[Message], before: bytes) -> list[bytes]:
     """The digest of the conversation up to each message, that message included."""
     chain = []
     for message in messages:
-        before = hashlib.blake2b(before + canonical(message).encode(), digest_size=16).digest()
+        before = made_of(message).reached(before, _digest)
         chain.append(before)
     return chain
+
+
+def _digest(before: bytes, message: Message) -> bytes:
+    return hashlib.blake2b(before + canonical(message).encode(), digest_size=16).digest()
 
 
 @dataclass(eq=False)
@@ -156,6 +161,8 @@ def match(
     for index in range(len(messages) - 1, -1, -1):
         if messages[index].role is not Role.ASSISTANT or not (candidates := by_digest.get(reached[index])):
             continue
+        if len(candidates) == 1:
+            return candidates[0], index + 1
         given = {call.id for message in messages[: index + 1] for call in message.tool_calls}
 
         def rank(turn: SampledTurn, given: set[str] = given) -> tuple[bool, int, bool, bool, int]:
@@ -169,19 +176,26 @@ def match(
 def with_own_ids(messages: Sequence[Message], before: SampledTurn | None) -> list[Message]:
     """New messages with the ids that the policy itself gave its calls, and answers of tools with the tool's name, as in
     a rollout of our own."""
-    own: dict[str, tuple[str, str]] = {}
-    for turn in before.path if before else ():
-        own.update(
-            (call_id, (call.id, call.name))
-            for call_id, call in zip(turn.call_ids, turn.message.tool_calls, strict=True)
-        )
+    written: dict[str | None, ToolCall] = {}
     renamed = []
     for message in messages:
-        own.update((call.id, (call.id, call.name)) for call in message.tool_calls)
-        call_id, name = own.get(message.tool_call_id or "", (message.tool_call_id, message.name))
-        changed = {"tool_call_id": call_id, "name": message.name or name}
-        renamed.append(message.model_copy(update=changed) if message.role is Role.TOOL else message)
+        written.update((call.id, call) for call in message.tool_calls)
+        if message.role is Role.TOOL:
+            call = written.get(message.tool_call_id) or _sampled(message.tool_call_id, before)
+            changed = {"tool_call_id": call.id, "name": message.name or call.name} if call else {}
+            message = message.model_copy(update=changed)
+        renamed.append(message)
     return renamed
+
+
+def _sampled(call_id: str | None, turn: SampledTurn | None) -> ToolCall | None:
+    """The call that a client knows by this id, in a turn or before it. Most answers are to the last turn."""
+    while turn is not None:
+        for told, call in zip(reversed(turn.call_ids), reversed(turn.message.tool_calls), strict=True):
+            if told == call_id:
+                return call
+        turn = turn.parent
+    return None
 
 
 def heard_ids(codec: ChatCodec, before: SampledTurn | None, messages: Sequence[Message], tools: str) -> list[int]:
@@ -193,7 +207,7 @@ def heard_ids(codec: ChatCodec, before: SampledTurn | None, messages: Sequence[M
     if before is None:
         return codec.opening(list(messages), tools)
     turn = list(before.turn.ids)
-    prompt = before.ids[: -len(turn) or None]
+    prompt = before.ids[: -len(turn) or None] if codec.bridge else []  # nothing else looks that far back
     ids: list[int] = []
     if not turn or not (turn[-1] in codec.stop_ids and codec.ended(turn)):  # a limit ended it, or a stop string
         ids = codec.template.closing(before.message)
@@ -203,7 +217,7 @@ def heard_ids(codec: ChatCodec, before: SampledTurn | None, messages: Sequence[M
     for block, following in zip(blocks, [*blocks[1:], []], strict=True):
         if block[0].role is not Role.ASSISTANT:
             earlier, new = block, codec.observations(block, prompt, turn, tools)
-            prompt = prompt + turn + new
+            prompt = prompt + turn + new if codec.bridge else []
         elif len(block) > 1 or not earlier:
             raise ValueError("two turns of the assistant follow each other")
         else:

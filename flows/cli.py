@@ -20,6 +20,7 @@ from agentrl.flows.commands import (
     buffer_choose,
     buffer_exchange,
     buffer_read,
+    check_cluster,
     compare,
     cut,
     dialect,
@@ -68,7 +69,7 @@ _buffer = typer.Typer(
     no_args_is_help=True, help="Query, curate, search, exchange and look after the trajectory buffer."
 )
 
-for _module in (pipelines, init, artifacts, compare, dialect, doctor, generate, replay, serve):
+for _module in (pipelines, check_cluster, init, artifacts, compare, dialect, doctor, generate, replay, serve):
     app.add_typer(_module.app)
 for _module in (buffer_read, buffer_choose, buffer_annotate, buffer_exchange, buffer):
     _buffer.add_typer(_module.app)

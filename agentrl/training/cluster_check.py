@@ -31,6 +31,7 @@ EQUAL = ("python", "agentrl's code", "torch", "deepspeed")
 """Versions that must be equal on all machines of ranks. Others are worth a warning."""
 
 GIB = 2**30
+HERE = "the stage's machine"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class ClusterCheck:
             told = self._ask()
             yield from self._judged(launcher, told)
         except LaunchError as error:
-            yield ClusterFinding("start", "", "wrong", str(error))
+            yield ClusterFinding("start", HERE, "wrong", str(error))
         finally:
             for machine in self._machines:
                 machine.process.stop()
@@ -98,7 +99,7 @@ class ClusterCheck:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _locks(self) -> ClusterFinding:
-        where = "the stage's machine"
+        where = HERE
         if problem := locks(self.folder / LOCK):
             remedy = "a store needs them on the machine of its runs: mount with locks (NFS 4, or Lustre's -o flock)"
             return ClusterFinding("locks", where, "wrong", f"{self.folder.parent}: {problem}", remedy)
@@ -222,7 +223,7 @@ class ClusterCheck:
     def _versions(self, machines: list[_Machine]) -> Iterator[ClusterFinding]:
         held: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         here = versions()
-        each = [("the stage's machine", here), *((m.name, m.answers["about"]["versions"]) for m in machines)]
+        each = [(HERE, here), *((m.name, m.answers["about"]["versions"]) for m in machines)]
         for package in dict.fromkeys(name for _, named in each for name in named):
             for where, named in each:
                 held[package][named.get(package, "none")].append(where)

@@ -4,6 +4,7 @@ order of writing, so whoever names a file to another machine says its size, and 
 No lock is used: on network file systems a lock may hold on one machine only, or not be there at all.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +34,19 @@ def is_listed(path: Path) -> bool:
         return path.name in os.listdir(path.parent)
     except FileNotFoundError:
         return False
+
+
+def wait_until_listed(path: Path, limit_s: float = math.inf, alive: Callable[[], object] = lambda: None) -> bool:
+    """Wait until a file is listed; False if it is not within ``limit_s`` seconds. ``alive`` is called meanwhile, and
+    may raise."""
+    began = time.monotonic()
+    while not is_listed(path):
+        waited = time.monotonic() - began
+        if waited > limit_s:
+            return False
+        alive()
+        time.sleep(pause_s(waited))
+    return True
 
 
 def sizes_of(*paths: Path) -> Sizes:

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from agentrl.placement.base import Launcher, LaunchError, Process, python_path
 from agentrl.placement.launcher import launcher_of
-from agentrl.placement.shared import is_listed
+from agentrl.placement.shared import is_listed, pause_s
 from agentrl.schemas.pipeline import Execution
-from agentrl.training.cluster_probe import GO, LOCK, LOOK_S, SAYS, locks, versions
+from agentrl.training.cluster_probe import GO, LOCK, SAYS, locks, versions
 from agentrl.training.rendezvous import MEET, RENDEZVOUS_S
 
 Verdict = Literal["ok", "warning", "wrong"]
@@ -140,7 +140,7 @@ class ClusterCheck:
                 machine.look()
             if all(over or enough(machine) for over, machine in zip(ended, self._machines, strict=True)):
                 return
-            time.sleep(LOOK_S)
+            time.sleep(pause_s(time.monotonic() - began))
 
     # -- verdicts
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.placement.addresses import ADDRESS
-from agentrl.placement.shared import is_listed, wait_until_seen
+from agentrl.placement.shared import wait_until_listed, wait_until_seen
 from agentrl.schemas.installation import PACKAGE_ROOT
 
 SAYS = "AGENTRL_PROBE "
@@ -32,7 +32,6 @@ GO, WEIGHTS, LOCK = "go", "weights", "lock"
 """Files in the shared folder: the addresses of all machines, what stands for a model's weights, and one to lock."""
 
 CONNECT_S = 5.0
-LOOK_S = 0.01
 SUMMED, WRITTEN = 2**24, 2**27
 """Numbers that are summed over the machines, 64 MiB, and bytes that are written and read."""
 
@@ -176,11 +175,8 @@ def _answers(given: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     folder, first = given.folder, given.node == 0
     listen(given.port)
     yield "about", about(folder)
-    began = time.monotonic()
-    while not is_listed(folder / GO):
-        if time.monotonic() - began > given.limit_s:
-            raise TimeoutError(f"no file of the stage's machine was seen in {folder} for {given.limit_s:g} s")
-        time.sleep(LOOK_S)
+    if not wait_until_listed(folder / GO, given.limit_s):
+        raise TimeoutError(f"no file of the stage's machine was seen in {folder} for {given.limit_s:g} s")
     addresses = json.loads((folder / GO).read_text())
     (folder / f"from-{given.node}").write_text("seen")
     yield "seen", time.time()

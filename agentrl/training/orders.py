@@ -9,13 +9,13 @@ forked the ranks ends them (:func:`agentrl.training.launch.fork_ranks`).
 import json
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from agentrl.placement.shared import is_listed, pause_s, sizes_of, wait_until_seen
+from agentrl.placement.shared import sizes_of, wait_until_listed, wait_until_seen
 
 END = "end"
 FILES = "files"
@@ -39,10 +39,7 @@ class Orders:
         self._remove(number - 1)
         _write(self.folder / f"{number:06d}.order", {"do": do, **about}, files)
         path = self.folder / f"{number:06d}.answer"
-        began = time.monotonic()
-        while not is_listed(path):
-            self.alive()
-            time.sleep(pause_s(time.monotonic() - began))
+        wait_until_listed(path, alive=self.alive)
         reply: dict[str, Any] = json.loads(path.read_text())
         wait_until_seen(reply.pop(FILES), self.limit_s, self.alive)
         return reply
@@ -72,18 +69,14 @@ def arriving(folder: Path, limit_s: float) -> Iterator[tuple[Path, dict[str, Any
 
     Raises UnseenError if they are not within ``limit_s`` seconds.
     """
-    number, began = 0, time.monotonic()
-    while True:
+    for number in count():
         path = folder / f"{number:06d}.order"
-        if not is_listed(path):
-            time.sleep(pause_s(time.monotonic() - began))
-            continue
+        wait_until_listed(path)
         order = json.loads(path.read_text())
         if order["do"] == END:
             return
         wait_until_seen(order.pop(FILES), limit_s)
         yield path.with_suffix(".answer"), order
-        number, began = number + 1, time.monotonic()
 
 
 def answer(path: Path, about: dict[str, Any], files: Sequence[Path] = ()) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.placement.addresses import ADDRESS, INTERFACE, interface_of
-from agentrl.placement.shared import is_listed, pause_s
+from agentrl.placement.shared import is_listed, pause_s, wait_until_listed
 from agentrl.training.batch import TrainingError
 from agentrl.training.lines import FAILED, tell
 
@@ -74,14 +74,11 @@ def _store(rank: int, world: int, address: str, limit_s: float) -> "TCPStore":
         partial.write_text(f"{address}:{store.port}")
         partial.replace(file)
         return store
-    began = time.monotonic()
-    while not is_listed(file):
-        if (waited := time.monotonic() - began) > limit_s:
-            raise RendezvousError(
-                f"rank {rank} on {socket.gethostname()} saw no address of rank 0 in {file} for {limit_s:g} s; its "
-                "machine must share that folder; a slower start needs a higher execution.limits.rendezvous_s"
-            )
-        time.sleep(pause_s(waited))
+    if not wait_until_listed(file, limit_s):
+        raise RendezvousError(
+            f"rank {rank} on {socket.gethostname()} saw no address of rank 0 in {file} for {limit_s:g} s; its machine "
+            "must share that folder; a slower start needs a higher execution.limits.rendezvous_s"
+        )
     host, _, port = file.read_text().rpartition(":")
     try:  # torch would try for a minute
         socket.create_connection((host, int(port)), timeout=CONNECT_S).close()

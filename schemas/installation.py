@@ -1,6 +1,7 @@
 """What to install if an optional package is missing. It is in ``schemas``, because the learning code and the data tools
 both need it and import nothing else in common."""
 
+import hashlib
 import importlib.util
 import shlex
 from pathlib import Path
@@ -38,3 +39,15 @@ def install_hint(extra: str) -> str:
 def missing(package: str, extra: str) -> str:
     """Empty if a package is installed, else what an error says about it."""
     return "" if is_installed(package) else f"{package} is not installed: {install_hint(extra)}"
+
+
+def code_digest(*packages: str) -> str:
+    """A short digest of the code of these packages of ours, without any of all: equal on machines with the same
+    code."""
+    ours = PACKAGE_ROOT / "agentrl"
+    digest = hashlib.sha256()
+    for name in packages or sorted(path.name for path in ours.iterdir() if path.is_dir()):
+        for path in sorted((ours / name).rglob("*.py")):
+            digest.update(f"{path.relative_to(ours)}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

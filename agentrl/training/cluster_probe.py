@@ -5,7 +5,6 @@ reads. It runs on each machine of a launcher (``python -m agentrl.training.clust
 import argparse
 import contextlib
 import fcntl
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -22,7 +21,7 @@ from typing import Any
 
 from agentrl.placement.addresses import ADDRESS
 from agentrl.placement.shared import wait_until_listed, wait_until_seen
-from agentrl.schemas.installation import PACKAGE_ROOT
+from agentrl.schemas.installation import code_digest
 
 SAYS = "AGENTRL_PROBE "
 """How lines begin that the other side understands."""
@@ -58,22 +57,11 @@ def _models() -> Path:
 
 def versions() -> dict[str, str]:
     """Of Python, of our own code by a digest, and of packages that are installed."""
-    installed = {"python": platform.python_version(), "agentrl's code": _code()}
+    installed = {"python": platform.python_version(), "agentrl's code": code_digest()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)
     return installed
-
-
-def _code() -> str:
-    folder = PACKAGE_ROOT / "agentrl"
-    files = sorted(Path(top, name) for top, _, names in os.walk(folder, followlinks=True) for name in names)
-    digest = hashlib.sha256()
-    for path in files:
-        if path.suffix == ".py":
-            digest.update(str(path.relative_to(folder)).encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def listen(port: int) -> None:

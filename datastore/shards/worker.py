@@ -13,12 +13,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from xxhash import xxh3_64_hexdigest
-
 import agentrl
 from agentrl.datastore.shards.shard import Ending, finished
 from agentrl.datastore.spared import spare_pandas
-from agentrl.schemas.installation import PACKAGE_ROOT
+from agentrl.schemas.installation import code_digest
 
 CODE = ("datastore", "schemas", "rewards", "engines")
 """Packages whose code shards run."""
@@ -27,9 +25,7 @@ CODE = ("datastore", "schemas", "rewards", "engines")
 @lru_cache(maxsize=1)
 def installed() -> str:
     """The version of the package, and a digest of its code that shards run."""
-    folders = [PACKAGE_ROOT / "agentrl" / name for name in CODE]
-    code = [path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.py"))]
-    return f"{agentrl.__version__} (code {xxh3_64_hexdigest(b''.join(code))[:8]})"
+    return f"{agentrl.__version__} (code {code_digest(*CODE)})"
 
 
 def me() -> str:

@@ -164,7 +164,10 @@ OF_A_STORE = {
 """How to call commands that need arguments."""
 
 
-@pytest.mark.parametrize("name", [name for name, item in commands() if any("--store" in p.opts for p in item.params)])
+STORE_COMMANDS = [name for name, item in commands() if any("--store" in p.opts for p in item.params)]
+
+
+@pytest.mark.parametrize("name", [name for name in STORE_COMMANDS if name != "check-cluster"])  # it refuses buckets
 def test_a_bucket_without_credentials_is_said_with_the_next_step(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -180,6 +183,11 @@ def test_a_bucket_without_credentials_is_said_with_the_next_step(
         "store 's3://bucket/team' cannot be used: there are no credentials for S3: export AWS_ACCESS_KEY_ID" in errors
     )
     assert len(errors.splitlines()) == 1
+
+
+def test_machines_share_no_bucket(capsys: Any) -> None:
+    assert cli.call(["check-cluster", "quickstart", "--store", "s3://bucket/team"]) == 2
+    assert "--store s3://bucket/team: machines share a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("at", ["", "x", "-1", "9" * 30, "9" * 5000, "9999-12-31", "0001-01-01", "٣", "1e3", "\x1b[2J"])

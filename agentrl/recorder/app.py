@@ -5,8 +5,9 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from functools import lru_cache
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +23,7 @@ from agentrl.recorder import chat, messages, responses
 from agentrl.recorder.body import bytes_of_value
 from agentrl.recorder.repeated import made_of
 from agentrl.recorder.wire import Answerer, ApiError, Reply, TurnRequest, caller_of, read
-from agentrl.schemas.json_text import shown
+from agentrl.schemas.json_text import shown, writer
 
 LARGEST_BODY = 32 * 2**20
 """Bytes of a request."""
@@ -36,6 +37,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EPISODE_HEADER = "x-agentrl-episode"
 
 log = logging.getLogger(__name__)
+_json = writer(ensure_ascii=False)
 
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 
@@ -87,16 +89,29 @@ def application(backend: Answerer, more: Sequence[BaseRoute] = (), local: bool =
 async def _asked(backend: Answerer, protocol: ModuleType, request: HttpRequest) -> tuple[Any, TurnRequest]:
     """Whose turn a request asks for, and what it asks."""
     addressed = backend.place_of(key_of(request), episode_of(request))
-    asked = read(protocol.REQUEST, await body_of(request)).asked()
-    return addressed, replace(asked, caller=caller_of(dict(request.headers)))
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(request.headers.raw)}
+    return addressed, read(protocol.REQUEST, await body_of(request)).asked(caller_of(headers))
 
 
 def _digest(asked: TurnRequest) -> str:
     """A digest of a request, the same whether its answer is to be streamed or whole. ``echo`` may have ids that are new
     each time."""
     messages = [made_of(message).exact for message in asked.messages]
-    rest = replace(asked, stream=False, usage_in_stream=False, echo={}, messages=[], tools="")
-    return hashlib.sha256(bytes_of_value([repr(rest), asked.tools, messages])).hexdigest()
+    return hashlib.sha256(bytes_of_value([repr(_rest(asked)), _tools_digest(asked.tools), messages])).hexdigest()
+
+
+_rest = attrgetter(
+    *(
+        field.name
+        for field in fields(TurnRequest)
+        if field.name not in {"stream", "usage_in_stream", "echo", "messages", "tools"}
+    )
+)
+
+
+@lru_cache(64)
+def _tools_digest(tools: str) -> bytes:
+    return hashlib.sha256(tools.encode()).digest()
 
 
 def guarded(endpoint: Endpoint, local: bool, protocol: ModuleType = chat) -> Endpoint:
@@ -189,42 +204,51 @@ class _Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(self._gone(receive))
-        work = asyncio.create_task(self._sent(scope, send))
+        work = asyncio.create_task(self._streamed(scope, send)) if self.asked.stream else self.reply.task
+        assert work is not None
         try:
             await asyncio.wait((gone, work), return_when=asyncio.FIRST_COMPLETED)
+            if not self.asked.stream and work.done():
+                await self._whole(scope, send)
         finally:
             gone.cancel()
-            work.cancel()
-            _, outcome = await asyncio.gather(gone, work, return_exceptions=True)
+            if self.asked.stream:
+                work.cancel()
+                await asyncio.wait((work,))
             await self.backend.left(self.reply)
-        if isinstance(outcome, Exception):
-            raise outcome
+        if self.asked.stream and not work.cancelled() and (error := work.exception()):
+            raise error
 
     async def _gone(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self.is_gone = True
 
-    async def _sent(self, scope: Scope, send: Send) -> None:
+    async def _whole(self, scope: Scope, send: Send) -> None:
+        """Send the reply, which is done."""
         try:
-            if self.asked.stream:
-                await _unless_closed(self.reply, self.reply.begun())
-                await self._streamed(send)
-                return
             answer = self.protocol.whole(self.asked, await _unless_closed(self.reply, self.reply.answered()))
         except Exception as error:
-            status, body = self.protocol.refusal(_told(error))
-            await JSONResponse(body, status, self._about())(scope, _nothing, send)
+            await self._refused(error, scope, send)
             return
-        whole = JSONResponse(answer, headers=self._about())
-        await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
-        await send({"type": "http.response.body", "body": whole.body, "more_body": True})
+        body = _json(answer).encode()
+        headers = {"content-length": str(len(body)), "content-type": "application/json", **self._about()}
+        await send({"type": "http.response.start", "status": 200, "headers": _raw(headers)})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
         await self._end(send)
 
-    async def _streamed(self, send: Send) -> None:
+    async def _refused(self, error: Exception, scope: Scope, send: Send) -> None:
+        status, body = self.protocol.refusal(_told(error))
+        await JSONResponse(body, status, self._about())(scope, _nothing, send)
+
+    async def _streamed(self, scope: Scope, send: Send) -> None:
+        try:
+            await _unless_closed(self.reply, self.reply.begun())
+        except Exception as error:
+            await self._refused(error, scope, send)
+            return
         headers = {"content-type": "text/event-stream", "cache-control": "no-cache", **self._about()}
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        await send({"type": "http.response.start", "status": 200, "headers": _raw(headers)})
         try:
             async for event in _alive(self.protocol.events(self.asked, self.reply), self.reply, self.protocol.PING):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
@@ -245,6 +269,10 @@ class _Answer(Response):
 
     def _about(self) -> dict[str, str]:
         return {EPISODE_HEADER: self.reply.name.rpartition("-")[0]}
+
+
+def _raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
 async def _unless_closed(reply: Reply, work: Awaitable[Any]) -> Any:

@@ -1,20 +1,21 @@
 """OpenAI's chat completions: requests read, answers written, whole or as a stream."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from functools import cached_property, lru_cache
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl.recorder.body import bytes_of_value, value_of_bytes
-from agentrl.recorder.repeated import read_once
+from agentrl.recorder.repeated import once_of, read_once
 from agentrl.recorder.wire import (
     COMMENT,
     MOST,
+    NOBODY,
     Answered,
     AnswerSchema,
     ApiError,
+    Caller,
     OpenAIRequest,
     Reply,
     TurnRequest,
@@ -154,12 +155,12 @@ class ChatRequest(OpenAIRequest):
     presence_penalty: Literal[0] | None = None
     frequency_penalty: Literal[0] | None = None
 
-    def asked(self) -> TurnRequest:
+    def asked(self, caller: Caller = NOBODY) -> TurnRequest:
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return TurnRequest(
             model=self.model,
             messages=[message.message for message in self.messages],
-            tools=tools_of([tool.function for tool in self.tools or []]),
+            tools=_tools_text(self.tools) if self.tools else "[]",
             tool_choice=choice_of(self.tool_choice, self.parallel_tool_calls),
             temperature=self.temperature,
             top_p=self.top_p,
@@ -171,6 +172,7 @@ class ChatRequest(OpenAIRequest):
             usage_in_stream=bool(self.stream_options and self.stream_options.include_usage),
             schema=self.response_format.schema_in("response_format") if self.response_format else None,
             ignored=self.ignored(),
+            caller=caller,
         )
 
 
@@ -183,19 +185,18 @@ def as_json(arguments: str) -> str:
     return arguments if is_json(arguments) else json.dumps(arguments)
 
 
-def tools_of(functions: list[FunctionTool]) -> str:
+def tools_of(functions: Sequence[FunctionTool]) -> str:
     """JSON of tools, as a trajectory has them."""
-    given = [(function.name, function.description, function.parameters) for function in functions]
-    return _tools_text(bytes_of_value(given))
-
-
-@lru_cache(maxsize=64)
-def _tools_text(functions: bytes) -> str:
-    """Every request of a conversation has the same tools, and their bytes are made in a fraction of the time."""
     keys = ("name", "description", "parameters")
-    named = [dict(zip(keys, function, strict=True)) for function in value_of_bytes(functions)]
-    known = [{key: value for key, value in function.items() if value is not None} for function in named]
-    return json.dumps([{"type": "function", "function": function} for function in known])
+    given = [{key: value for key in keys if (value := getattr(function, key)) is not None} for function in functions]
+    return json.dumps([{"type": "function", "function": function} for function in given])
+
+
+def _read_tools(tools: list[ChatTool]) -> str:
+    return tools_of([tool.function for tool in tools])
+
+
+_tools_text = once_of(_read_tools, len)
 
 
 def choice_of(choice: str | dict[str, Any] | None, parallel: bool | None) -> str:

@@ -9,8 +9,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from agentrl.recorder.chat import MOST_STOPS, AnswerFormat, FunctionTool, tools_of
-from agentrl.recorder.repeated import read_once
-from agentrl.recorder.wire import MOST, Answered, ApiError, ApiRequest, OverflowingError, Reply, TurnRequest
+from agentrl.recorder.repeated import once_of, read_once
+from agentrl.recorder.wire import (
+    MOST,
+    NOBODY,
+    Answered,
+    ApiError,
+    ApiRequest,
+    Caller,
+    OverflowingError,
+    Reply,
+    TurnRequest,
+)
 from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 BILLING = "x-anthropic-billing-header:"
@@ -145,10 +155,22 @@ class ContextManagement(BaseModel):
     edits: list[ContextEdit] = []
 
 
+def _read_tools(tools: list[MessagesTool]) -> tuple[str, int]:
+    """JSON of tools, as a trajectory has them, and how many a policy cannot call."""
+    custom = [tool for tool in tools if tool.type in (None, "custom")]
+    functions = [
+        FunctionTool(name=tool.name, description=tool.description, parameters=tool.input_schema) for tool in custom
+    ]
+    return tools_of(functions), len(tools) - len(custom)
+
+
+_tools_read = once_of(_read_tools, lambda read: len(read[0]))
+
+
 class MessagesRequest(ApiRequest):
     messages: list[Annotated[GivenMessage, read_once()]] = Field(min_length=1)
     system: str | list[TextBlock] | None = None
-    tools: list[MessagesTool] | None = None
+    tools: Annotated[list[MessagesTool], read_once()] | None = None
     tool_choice: ToolChoice | None = None
     max_tokens: int | None = Field(None, ge=1, le=MOST)
     temperature: float | None = Field(None, ge=0, le=1)
@@ -162,17 +184,14 @@ class MessagesRequest(ApiRequest):
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
 
-    def asked(self) -> TurnRequest:
-        custom = [tool for tool in self.tools or [] if tool.type in (None, "custom")]
-        functions = [
-            FunctionTool(name=tool.name, description=tool.description, parameters=tool.input_schema) for tool in custom
-        ]
+    def asked(self, caller: Caller = NOBODY) -> TurnRequest:
+        tools, dropped_tools = _tools_read(self.tools) if self.tools else ("[]", 0)
         output = self.output_config
         said_nothing = {"thinking": self.thinking, "effort": output.effort if output else None}
         return TurnRequest(
             model=self.model,
             messages=[message for given in self.messages for message in given.messages],
-            tools=tools_of(functions),
+            tools=tools,
             tool_choice=self.tool_choice.wish() if self.tool_choice else "auto",
             temperature=self.temperature,
             top_p=self.top_p,
@@ -184,7 +203,8 @@ class MessagesRequest(ApiRequest):
             named=self._named(),
             schema=output.format.schema_in("output_config.format") if output and output.format else None,
             ignored=(*self.ignored(), *(name for name, value in said_nothing.items() if value)),
-            dropped_tools=len(self.tools or []) - len(custom),
+            dropped_tools=dropped_tools,
+            caller=caller,
         )
 
     def _system(self) -> str:

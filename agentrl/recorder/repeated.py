@@ -7,10 +7,11 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import WrapValidator
 
-from agentrl.recorder.body import bytes_of_value
+from agentrl.recorder.body import RepeatedTools, bytes_of_value
 from agentrl.schemas.trajectory import Message
 
 Value = TypeVar("Value")
+Source = TypeVar("Source")
 
 _MOST = 16 * 2**20  # bytes, as they came, that are kept of a field, and as many again
 _ENTRY = 500  # bytes that a short message takes beside its text
@@ -48,16 +49,31 @@ def read_once() -> WrapValidator:
 
     def read(value: Any, validate: Callable[[Any], Any]) -> Any:
         try:
-            key = bytes_of_value(value)
+            key = value if isinstance(value, RepeatedTools) else bytes_of_value(value)
         except ValueError:  # it is no value of JSON, but an object that was read before
             return validate(value)
         value_read = kept.get(key)
         if value_read is None:
             value_read = validate(value)
-            kept.put(key, value_read, _ENTRY + len(key))
+            kept.put(key, value_read, _ENTRY + (len(key) if isinstance(key, bytes) else key.size))
         return value_read
 
     return WrapValidator(read)
+
+
+def once_of(make: Callable[[Source], Value], size: Callable[[Value], int]) -> Callable[[Source], Value]:
+    """What ``make`` makes of an object, which is looked up when this very object comes again. Nobody may change either.
+    ``size`` is about as many bytes as both take."""
+    kept: LastUsed[tuple[Source, Value]] = LastUsed(_MOST)
+
+    def made(source: Source) -> Value:
+        entry = kept.get(id(source))
+        if entry is None:
+            entry = source, make(source)  # as long as the source is kept, no other object has its id
+            kept.put(id(source), entry, size(entry[1]))
+        return entry[1]
+
+    return made
 
 
 class MessageNotes:
@@ -67,7 +83,7 @@ class MessageNotes:
     __slots__ = ("after", "exact", "message")
 
     def __init__(self, message: Message) -> None:
-        self.message = message  # as long as it is kept, no other object has its id
+        self.message = message
         self.after: dict[bytes, bytes] = {}
         calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
         spoken = (message.role.value, message.content, message.reasoning, message.tool_call_id, message.name)
@@ -83,13 +99,4 @@ class MessageNotes:
         return reached
 
 
-_made: LastUsed[MessageNotes] = LastUsed(_MOST)
-
-
-def made_of(message: Message) -> MessageNotes:
-    """What was made of this very object."""
-    made = _made.get(id(message))
-    if made is None:
-        made = MessageNotes(message)
-        _made.put(id(message), made, _ENTRY + len(message.content))
-    return made
+made_of = once_of(MessageNotes, lambda notes: _ENTRY + len(notes.message.content))

@@ -17,7 +17,19 @@ from agentrl.recorder.chat import (
     text_of,
     tools_of,
 )
-from agentrl.recorder.wire import COMMENT, MOST, Answered, ApiError, OpenAIRequest, Reply, TurnRequest, openai_refusal
+from agentrl.recorder.repeated import once_of, read_once
+from agentrl.recorder.wire import (
+    COMMENT,
+    MOST,
+    NOBODY,
+    Answered,
+    ApiError,
+    Caller,
+    OpenAIRequest,
+    Reply,
+    TurnRequest,
+    openai_refusal,
+)
 from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 
@@ -107,7 +119,7 @@ SUMMARY = ("summary", "generate_summary")
 class ResponsesRequest(OpenAIRequest):
     input: str | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
-    tools: list[ResponsesTool | NamespaceTool | OtherTool] | None = None
+    tools: Annotated[list[ResponsesTool | NamespaceTool | OtherTool], read_once()] | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MOST)
     stream_options: dict[str, Any] | None = None
     previous_response_id: str | None = None
@@ -118,21 +130,21 @@ class ResponsesRequest(OpenAIRequest):
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
 
-    def asked(self) -> TurnRequest:
+    def asked(self, caller: Caller = NOBODY) -> TurnRequest:
         items = [Said(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         echo = {name: getattr(self, name) for name in ("instructions", "metadata", "temperature", "top_p", "user")}
-        given = self.model_dump(mode="json", include={"tools"})
-        functions, namespaces, dropped = _callable(self.tools or [])
+        tools, namespaces, dropped, given_tools = _tools_read(self.tools) if self.tools else ("[]", {}, 0, [])
         named = [item.id for item in items if isinstance(item, Reasoning) and (item.id or "").startswith("rs_")]
         return TurnRequest(
             model=self.model,
             messages=_messages(items),
-            tools=tools_of(functions),
+            tools=tools,
             namespaces=namespaces,
             named=(named[-1] or "").removeprefix("rs_") if named else None,
             schema=self.text.format.schema_in("text.format") if self.text and self.text.format else None,
             ignored=(*self.ignored(), *(["reasoning"] if self._wants_of_reasoning() else [])),
             dropped_tools=dropped,
+            caller=caller,
             tool_choice=choice_of(self.tool_choice, self.parallel_tool_calls),
             temperature=self.temperature,
             top_p=self.top_p,
@@ -142,7 +154,7 @@ class ResponsesRequest(OpenAIRequest):
             instructions=self.instructions,
             echo={
                 **echo,
-                "tools": given["tools"] or [],
+                "tools": given_tools,
                 "tool_choice": self.tool_choice or "auto",
                 "parallel_tool_calls": self.parallel_tool_calls is not False,
                 "max_output_tokens": self.max_output_tokens,
@@ -176,6 +188,17 @@ def _callable(
                 namespaces[name] = (tool.name, inner.name)
                 flat.append(FunctionTool(name=name, description=inner.description, parameters=inner.parameters))
     return flat, namespaces, given - len(flat)
+
+
+def _read_tools(
+    tools: Sequence[ResponsesTool | NamespaceTool | OtherTool],
+) -> tuple[str, dict[str, tuple[str, str]], int, list[dict[str, Any]]]:
+    """JSON of tools, as a trajectory has them, what :func:`_callable` says of them, and the tools as they came."""
+    functions, namespaces, dropped = _callable(tools)
+    return tools_of(functions), namespaces, dropped, [tool.model_dump(mode="json") for tool in tools]
+
+
+_tools_read = once_of(_read_tools, lambda read: 2 * len(read[0]))
 
 
 def _flat(namespace: str | None, name: str) -> str:

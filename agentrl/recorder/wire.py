@@ -1,6 +1,7 @@
 """What the protocols have in common: a request for a turn, who asks for it, the answer to it, and errors."""
 
 import asyncio
+import contextlib
 import difflib
 import json
 import time
@@ -10,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentrl.recorder.body import read_body
+from agentrl.recorder.body import read_body, read_request
 from agentrl.schemas.trajectory import Message, Role
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -101,7 +102,7 @@ class OpenAIRequest(ApiRequest):
 def read(kind: type[Parsed], body: bytes) -> Parsed:
     """A request. Raises ApiError that lists all that is wrong with it."""
     try:
-        given, bad = read_body(body)
+        given, bad = read_request(body) if issubclass(kind, ApiRequest) else read_body(body)
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if bad is not None:
@@ -147,12 +148,16 @@ class Caller:
     kind: str = ""
 
 
+NOBODY = Caller()
+"""Who says nothing of itself."""
+
+
 def caller_of(headers: Mapping[str, str]) -> Caller:
     """Who asks, by the headers of Claude Code, Codex and OpenCode. ``headers`` are looked up in lower case."""
-    try:
-        told = json.loads(headers.get("x-codex-turn-metadata", "{}"))
-    except ValueError:
-        told = {}
+    told = {}
+    if "x-codex-turn-metadata" in headers:
+        with contextlib.suppress(ValueError):
+            told = json.loads(headers["x-codex-turn-metadata"])
     told = told if isinstance(told, dict) else {}
     sessions = ("x-claude-code-session-id", "x-session-id", "session-id")
     session = next((headers[name] for name in sessions if headers.get(name)), "")
@@ -200,7 +205,7 @@ class TurnRequest:
     dropped_tools: int = 0
     namespaces: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Namespace and name of each tool that the policy knows by a flat name."""
-    caller: Caller = Caller()
+    caller: Caller = NOBODY
     echo: dict[str, Any] = field(default_factory=dict)
     """Fields of the request that its answer repeats."""
 

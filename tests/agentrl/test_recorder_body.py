@@ -1,6 +1,7 @@
 """Bodies of requests are read fast, and as slowly read ones are."""
 
 import json
+import marshal
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recording import policy_for_tests, served
 
-from agentrl.recorder.body import bytes_of_value, read_body, value_of_bytes
+from agentrl.recorder.body import RepeatedTools, bytes_of_value, read_body, read_request
 from agentrl.recorder.episode import _line_of, _turn_of
 from agentrl.schemas.json_text import MAX_DEPTH, loads, unstorable
 
@@ -53,8 +54,76 @@ def test_odd_bodies_are_read_as_json_is(text: str) -> None:
 
 @given(VALUES, VALUES)
 def test_equal_values_have_equal_bytes(first: Any, second: Any) -> None:
-    assert repr(value_of_bytes(bytes_of_value(first))) == repr(first)
+    assert repr(marshal.loads(bytes_of_value(first))) == repr(first)
     assert (bytes_of_value(first) == bytes_of_value(second)) == (repr(first) == repr(second))
+
+
+TOOLS = json.dumps([{"type": "function", "function": {"name": "f", "description": 'says "tools": []'}}])
+
+
+def request_read(text: str) -> Any:
+    try:
+        value, bad = read_request(text.encode())
+    except ValueError as error:
+        return str(error)
+    return repr(value), bad
+
+
+def body_read(text: str) -> Any:
+    try:
+        value, bad = read_body(text.encode())
+    except ValueError as error:
+        return str(error)
+    return repr(value), bad
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"model": "m", "tools": TOOLS, "messages": []}',
+        '{"model": "m",\n"tools" :\tTOOLS}',
+        '{"metadata": {"tools": TOOLS}, "tools": []}',
+        '{"metadata": {"tools": TOOLS}, "tools": TOOLS}',
+        '{"metadata": {"tools": TOOLS}}',
+        '{"tools": TOOLS, "tools": [1]}',
+        '{"tools": [1], "tools": TOOLS}',
+        '{"tools": TOOLS, "tools": null}',
+        '{"a": "say ,\\"tools\\":TOOLS"}',
+        '{"a": "say ,"tools":TOOLS"}',
+        '{"a": ","tools":TOOLS}',
+        '{"a ,"tools":TOOLS}',
+        '[{"tools":TOOLS}]',
+        '{"tools": TOOLS',
+        '{"tools": TOOLS]}',
+        '{"tools": [TOOLS]}',
+        '{"tools": [1e999]}',
+        '{"tools": TOOLS, "top_p": 1e999}',
+        '{"tools": TOOLS, "text": "\\ud800"}',
+        '{"text": "é", "tools": ["é"]}',
+        '{"tools": "TOOLS"}',
+        "{" + '"tools":[' * 60 + "]" * 60 + "}",
+        '{"tools":' + "[" * 101 + "]" * 101 + "}",
+    ],
+)
+def test_tools_that_come_again_are_the_same_object_and_say_the_same(text: str) -> None:
+    text = text.replace("TOOLS", TOOLS)
+    for _ in range(3):
+        assert request_read(text) == body_read(text)
+        request_read(f'{{"tools": {TOOLS}}}')
+
+
+def test_a_list_of_tools_is_read_once() -> None:
+    first, _ = read_request(f'{{"turn": 1, "tools": {TOOLS}}}'.encode())
+    second, _ = read_request(f'{{"turn": 2, "tools": {TOOLS}, "more": 1}}'.encode())
+    assert first["tools"] is second["tools"]
+    assert isinstance(first["tools"], RepeatedTools)
+    assert list(first["tools"]) == json.loads(TOOLS)
+
+
+@given(VALUES, VALUES, VALUES)
+def test_any_tools_are_read_as_a_body_is(tools: Any, before: Any, after: Any) -> None:
+    text = json.dumps({"before": before, "tools": [tools], "after": after})
+    assert request_read(text) == request_read(text) == body_read(text)
 
 
 def test_tools_are_written_once_in_a_conversation(tmp_path: Any) -> None:

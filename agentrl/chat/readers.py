@@ -1,6 +1,7 @@
 """Reading sampled turns: by the tokenizer's own response template, or in the Hermes form."""
 
 import json
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from agentrl.chat.hermes import Parsed, parse_assistant
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 
 _TAIL = 16  # tokens that hold what a generation prompt ends with
+_SHORT_TAIL = 4  # which most prompts have in common
 
 
 def bare(ids: list[int], stop_ids: tuple[int, ...]) -> list[int]:
@@ -33,8 +35,17 @@ def as_text(arguments: Any) -> str:
 
 def begun(template: Template, prompt: list[int], mark: str = THOUGHT) -> bool:
     """Whether the generation prompt begins a thought. Some do not after a tool's answer."""
-    before = template.tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False) if prompt else None
-    return str(template.prompt if before is None else before).rstrip().endswith(mark)
+    if not prompt:
+        return template.prompt.rstrip().endswith(mark)
+    text = _text(template.tokenizer, tuple(prompt[-_SHORT_TAIL:])).rstrip()
+    if len(text) < len(mark):
+        text = str(template.tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False)).rstrip()
+    return text.endswith(mark)
+
+
+@lru_cache(maxsize=256)
+def _text(tokenizer: "PreTrainedTokenizerBase", ids: tuple[int, ...]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 class HermesReader:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import time
 import uuid
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import pyarrow.parquet as pq
 
+from agentrl.models.hub import on_hub, on_machine
 from agentrl.placement.addresses import ADDRESS
 from agentrl.placement.base import LaunchError, Process, python_path
 from agentrl.placement.launcher import here, limits, temporary
@@ -264,6 +266,7 @@ def fork_ranks(given: argparse.Namespace, run: Callable[[Path], None], modules: 
     names = f"ranks {first} to {first + given.ranks - 1} on {socket.gethostname()} end"
     try:
         job = _job_told(given.told, silence)
+        _fetch(json.loads(job.read_text()).get("start"), silence)
         from torch.multiprocessing import start_processes
 
         os.environ |= {ADDRESS: given.address, MEET: str(given.told.with_suffix(FIRST))}
@@ -276,7 +279,7 @@ def fork_ranks(given: argparse.Namespace, run: Callable[[Path], None], modules: 
         finally:
             for process in ranks.processes:
                 process.kill()
-    except (SilenceError, UnseenError) as error:
+    except (DownloadError, SilenceError, UnseenError) as error:
         tell(FAILED, f"{names}: {error}")
         sys.exit(1)
 
@@ -308,6 +311,35 @@ def _job_told(told: Path, silence: Silence) -> Path:
             raise UnseenError(f"{job} is still seen as an earlier one after {silence.limit_s:g} s")
         time.sleep(pause_s(time.monotonic() - began))
     return job
+
+
+class DownloadError(RuntimeError):
+    """This machine cannot get a model of the hub."""
+
+
+def _fetch(start: str | None, silence: Silence) -> None:
+    """Download a model of the hub that this machine lacks, once for all ranks, which then read it from the cache. A
+    process of its own does it, since ranks are forked from this one, and should inherit no connection.
+
+    Raises DownloadError with the reason, and SilenceError.
+    """
+    model = on_hub(start) if start and not on_machine(start) else None
+    if model is None:
+        return
+    tell(NOTE, f"{socket.gethostname()} downloads {model.name}@{model.revision}")
+    downloading = [sys.executable, "-m", "agentrl.models.hub", *model]
+    process = subprocess.Popen(downloading, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        reason = None
+        while reason is None:
+            try:
+                reason = process.communicate(timeout=LOOK_S)[1].strip()
+            except subprocess.TimeoutExpired:
+                _look(silence)
+    finally:
+        process.kill()
+    if process.returncode:
+        raise DownloadError((reason or f"the download ended with {process.returncode}").splitlines()[-1])
 
 
 def _rank(number: int, first: int, job: Path, run: Callable[[Path], None]) -> None:

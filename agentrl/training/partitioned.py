@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.engines.weights import SAVED_TYPES
+from agentrl.models.hub import model_folder
 from agentrl.models.policy import Policy, load_tokenizer
 
 _TYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in SAVED_TYPES.items()}
@@ -48,7 +49,7 @@ def load_partitioned(path: str | Path, settings: dict[str, Any]) -> Policy:
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.initialization import no_init_weights
 
-    folder = _local(path)
+    folder = model_folder(path)
     config, stored = AutoConfig.from_pretrained(folder), dict(_tensors(folder))
     with torch.device("meta"):  # its class has to be known before DeepSpeed changes how classes are made
         shapes = AutoModelForCausalLM.from_config(config)
@@ -67,14 +68,6 @@ def load_partitioned(path: str | Path, settings: dict[str, Any]) -> Policy:
         _fill(parameter, next(stored[name] for name in names if name in stored))
     _fill_buffers(model, stored)
     return Policy(model.eval(), load_tokenizer(folder), str(path))
-
-
-def _local(path: str | Path) -> Path:
-    if Path(path).is_dir():
-        return Path(path)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(str(path), allow_patterns=["*.safetensors", "*.json", "*.model", "*.jinja", "*.txt"]))
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, _Stored]]:

@@ -104,6 +104,7 @@ def load_start(job: TrainingJob, folder: Path) -> "Policy":
 
     Raises TrainingError if there is no model, if no dialect fits it, or if its tokenizer is another one.
     """
+    from agentrl.models.hub import model_folder
     from agentrl.models.policy import Policy
     from agentrl.training.batch import TrainingError
     from agentrl.training.partitioned import load_partitioned
@@ -111,7 +112,8 @@ def load_start(job: TrainingJob, folder: Path) -> "Policy":
     start = job.start or folder / "start"
     try:
         sharded = job.deepspeed.zero == 3
-        policy = load_partitioned(start, job.deepspeed.settings(job.optimizer)) if sharded else Policy.load(start)
+        settings = job.deepspeed.settings(job.optimizer)
+        policy = load_partitioned(start, settings) if sharded else Policy.load(model_folder(start), str(start))
         if job.made_by is None:
             return policy
         tokenizer, row = job.made_by

@@ -122,7 +122,7 @@ class RecordedEpisode:
     placed: tuple[list[str], dict[int, Place]] = field(default_factory=lambda: ([], {}))
     """Ids of the rows, and where each turn is in them; known from the end of the episode on."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         return trajectory_id(STAGE, self.recording, self.number)
 

@@ -94,14 +94,14 @@ def least(turns: int, size: int = SIZES[0]) -> float:
 
     async def answer(request: Request) -> Response:
         body = await request.json()
-        messages = [{**message, "content": message["content"] or ""} for message in body["messages"]]
+        messages = [{**heard, "content": heard["content"] or ""} for heard in body["messages"]]
         text = policy.tokenizer.apply_chat_template(
             messages, tools=body["tools"], add_generation_prompt=True, tokenize=False
         )
         policy.tokenizer.encode(text, add_special_tokens=False)
-        said = {"role": "assistant", "content": policy.tokenizer.decode(ids)}
+        message = {"role": "assistant", "content": policy.tokenizer.decode(ids)}
         calls = [{**call, "id": f"call_{len(messages)}"}]
-        return JSONResponse({"choices": [{"message": {**said, "tool_calls": calls}}]})
+        return JSONResponse({"choices": [{"message": {**message, "tool_calls": calls}}]})
 
     app = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
     return asyncio.run(_cost(app, turns, size))

@@ -19,7 +19,7 @@ from agentrl.schemas.trajectory import Message, Role
 
 ANNOTATION_VERSION = 1
 
-THUMBS, STARS, CORRECTION, COMMENT = "thumbs", "stars", "correction", "comment"
+THUMBS, STARS, CORRECTION, COMMENT, PREFERENCE = "thumbs", "stars", "correction", "comment", "preference"
 """Names that the viewer and the recorder's clients write, and that stages read if they are told no other."""
 
 LONGEST_TEXT = 2**20

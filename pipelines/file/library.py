@@ -22,6 +22,7 @@ STAGES = {
     "notes.reflect": "agentrl.pipelines.methods.reflexion.notes:reflect",
     "pairs.agentq": "agentrl.pipelines.methods.agentq.pairs:agentq",
     "pairs.from_feedback": "agentrl.pipelines.stages.feedback:pairs_from_feedback",
+    "pairs.from_preferences": "agentrl.pipelines.stages.feedback:pairs_from_preferences",
     "pairs.outcome": "agentrl.pipelines.methods.eto.outcome:outcome",
     "report.training": "agentrl.pipelines.stages.report:training_report",
     "rewards.audit": "agentrl.pipelines.stages.audit:audit",

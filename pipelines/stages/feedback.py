@@ -1,5 +1,5 @@
-"""Stages that read what people and judges say of rows: scores for training, and pairs in which a correction is
-preferred to what it corrects."""
+"""Stages that read what people and judges say of rows and pairs: scores for training, pairs in which a correction is
+preferred to what it corrects, and pairs as those who compared their sides prefer them."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -11,7 +11,7 @@ from agentrl.pipelines.parts.common import count
 from agentrl.pipelines.parts.pairing import SideOfPair, pair_of, tokenised, weights_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.rollouts.corrections import corrected_row
-from agentrl.schemas.annotation import CORRECTION, THUMBS
+from agentrl.schemas.annotation import CORRECTION, PREFERENCE, THUMBS
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.json_text import loads
 from agentrl.schemas.pair import Pair, PairKind
@@ -204,4 +204,71 @@ def _corrected(name: str, row: Trajectory, number: int, message: Message, ids: l
         n_steps=1,
         n_tool_calls=len(message.tool_calls),
         messages=[*row.messages[:number], turn],
+    )
+
+
+class PreferencesConfig(FeedbackConfig):
+    name: str = Field(PREFERENCE, description="of the annotations: of pairs, with the value chosen, rejected or tie")
+    unjudged: Literal["drop", "keep"] = Field("drop", description="what becomes of pairs of which nobody says anything")
+
+
+@stage("pairs.from_preferences", version=1)
+def pairs_from_preferences(context: Context, config: PreferencesConfig, pairs: list[Pairs]) -> Pairs:
+    """Pairs of other stages, as people and judges prefer their sides. The side that more authors prefer is the chosen
+    one, so that some pairs are swapped, rewards and masks with them; if as many prefer the other one, or all call it a
+    tie, the pair is left out. ``agreement`` is the share of preferences that are for the side that the stage before
+    chose.
+
+    Raises ValueError that names an annotation with another value than chosen, rejected and tie.
+    """
+    votes = _votes(context.buffer.annotations.frame(config.annotations), config)
+    kept: list[Pair] = []
+    counts: Counter[str] = Counter()
+    agreeing = preferences = 0
+    for pair in (pair for handle in pairs for pair in handle.read()):
+        side = Counter(votes.get((pair.pair_id, pair.chosen_id), {}))
+        for value, number in votes.get((pair.pair_id, pair.rejected_id), {}).items():  # said when it was the chosen one
+            side[{"chosen": "rejected", "rejected": "chosen"}.get(value, value)] += number
+        agreeing, preferences = agreeing + side["chosen"], preferences + side["chosen"] + side["rejected"]
+        if not side:
+            counts["unjudged"] += 1
+            kept += [pair] if config.unjudged == "keep" else []
+        elif side["chosen"] == side["rejected"]:
+            counts["undecided"] += 1
+        else:
+            better = side["chosen"] > side["rejected"]
+            counts["confirmed" if better else "swapped"] += 1
+            kept.append(pair if better else swapped(pair))
+    context.metrics["pairs"] = len(kept)
+    if preferences:
+        context.metrics["agreement"] = agreeing / preferences
+    count(context, {"confirmed": 0, "swapped": 0, "undecided": 0, "unjudged": 0, **counts})
+    return context.pairs(kept)
+
+
+def _votes(annotations: "pl.DataFrame", config: PreferencesConfig) -> dict[tuple[str, str], Counter[str]]:
+    """How many authors say each value, by the id of the pair and of the row that was its chosen side then."""
+    from agentrl.datastore.annotations.current import current
+
+    given = current(annotations).filter(name=config.name)
+    given = given.filter(given["pair_id"].is_not_null() & given["value"].is_not_null())
+    if config.author_kind is not None:
+        given = given.filter(author_kind=config.author_kind)
+    votes: dict[tuple[str, str], Counter[str]] = {}
+    for preference in given.to_dicts():
+        if preference["value"] not in ("chosen", "rejected", "tie"):
+            raise ValueError(
+                f"{preference['author']} says {config.name} {preference['value']} of the pair {preference['pair_id']}; "
+                "allowed are chosen, rejected and tie: set name to the annotations that say these, or correct this one"
+            )
+        votes.setdefault((preference["pair_id"], preference["trajectory_id"]), Counter())[preference["value"]] += 1
+    return votes
+
+
+def swapped(pair: Pair) -> Pair:
+    """The pair with its sides the other way round."""
+    sides = {"chosen": "rejected", "rejected": "chosen"}
+    fields = ("id", "reward", "ids", "mask")
+    return pair.model_copy(
+        update={f"{a}_{name}": getattr(pair, f"{b}_{name}") for a, b in sides.items() for name in fields}
     )

@@ -1,6 +1,7 @@
 """What people and judges say of rows reaches training: filters, a rule, scores, and pairs of corrections."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,16 @@ from agentrl.flows.api.store import Store
 from agentrl.models.tiny import tiny_policy
 from agentrl.pipelines.handles import Model, Trajectories
 from agentrl.pipelines.harness import Harness
-from agentrl.pipelines.stages.feedback import pairs_from_feedback, scores_from_feedback
+from agentrl.pipelines.stages.feedback import (
+    pairs_from_feedback,
+    pairs_from_preferences,
+    scores_from_feedback,
+    swapped,
+)
 from agentrl.pipelines.stages.select import SelectConfig, select
 from agentrl.pipelines.stages.train import kto
+from agentrl.schemas.annotation import Annotation
+from agentrl.schemas.pair import Pair, PairKind
 from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
 
 SAID = ["who is Ann?", "Ann is Bob.", "and her boss?", "Her boss is Cleo.", "No idea."]
@@ -70,7 +78,7 @@ def test_a_correction_is_preferred_to_what_it_corrects(harness: Harness, rows: T
     say(harness, 2, "correction", turn=0, correction="Ann is Cleo.")
     version = say(harness, 2, "correction", turn=0, correction="Who is Bob?")  # the newest counts
     say(harness, 3, "correction", turn=0, correction="No idea.")  # after the version that is read
-    inputs = {"trajectories": [rows], "model": model}
+    inputs: dict[str, Any] = {"trajectories": [rows], "model": model}
     made = harness.run(pairs_from_feedback, {"annotations": version}, **inputs)
     assert {name: made.metrics[name] for name in ("corrections", "pairs", "same", "authors")} == {
         "corrections": 4,
@@ -91,6 +99,60 @@ def test_a_correction_is_preferred_to_what_it_corrects(harness: Harness, rows: T
     assert [row.messages[-1].content for row in corrected.values()] == ["No idea.", "Her boss is Bob.", "Who is Bob?"]
     judged = harness.run(pairs_from_feedback, {"annotations": version, "author_kind": "judge"}, **inputs)
     assert judged.metrics["pairs"] == 0
+
+
+def pair(number: int) -> Pair:
+    """Row 2n is preferred to row 2n + 1."""
+    return Pair(
+        pair_id=f"pair-{number}",
+        task_id="task",
+        kind=PairKind.TRAJECTORY,
+        chosen_id=f"row-{2 * number}",
+        rejected_id=f"row-{2 * number + 1}",
+        method="reward",
+        chosen_reward=1.0,
+        rejected_reward=0.0,
+        shared_prefix=1,
+        tokenizer="t",
+        chosen_ids=[1, 2],
+        chosen_mask=[False, True],
+        rejected_ids=[1, 3, 4],
+        rejected_mask=[False, True, True],
+    )
+
+
+def test_pairs_are_as_those_who_compared_them_prefer(harness: Harness) -> None:
+    rows = harness.trajectories([text_row(number) for number in range(10)])
+    assert len(rows.ids()) == 10
+    given = [pair(number) for number in range(5)]
+    pairs = harness.pairs(given)
+    buffer = harness.buffer
+
+    def prefer(number: int, value: str, author: str = "ann", **fields: Any) -> int:
+        preference = {"name": "preference", "pair_id": f"pair-{number}", "trajectory_id": f"row-{2 * number}"} | fields
+        return buffer.annotations.append([Annotation(value=value, author=author, **preference)]).version
+
+    prefer(0, "chosen")
+    prefer(1, "rejected")
+    prefer(1, "tie", "bob")
+    prefer(2, "chosen")
+    prefer(2, "rejected", "bob")  # undecided
+    prefer(3, "chosen", trajectory_id="row-7")  # of the pair that an earlier stage had swapped
+    prefer(3, "chosen", trajectory_id="row-0")  # of a pair of the same name with other rows
+    version = prefer(0, "rejected", "judge", author_kind="judge")
+    prefer(4, "rejected")  # after the version that is read
+    made = harness.run(pairs_from_preferences, {"annotations": version, "author_kind": "person"}, pairs=[pairs])
+    assert made["pairs"].read() == [given[0], swapped(given[1]), swapped(given[3])]
+    names = ("pairs", "confirmed", "swapped", "undecided", "unjudged")
+    assert [made.metrics[name] for name in names] == [3, 1, 2, 1, 1]
+    assert made.metrics["agreement"] == 2 / 5
+    assert (swapped(given[1]).chosen_id, swapped(given[1]).chosen_reward) == ("row-3", 0.0)
+    assert swapped(given[1]).chosen_mask == [False, True, True]
+    assert swapped(swapped(given[1])) == given[1]
+    whole = harness.run(pairs_from_preferences, {"annotations": version, "unjudged": "keep"}, pairs=[pairs])
+    assert whole["pairs"].read() == [swapped(given[1]), swapped(given[3]), given[4]]  # the judge makes one undecided
+    with pytest.raises(ValueError, match="ann says preference left of the pair pair-0; allowed are chosen, rejected"):
+        harness.run(pairs_from_preferences, {"annotations": prefer(0, "left")}, pairs=[pairs])
 
 
 def test_thumbs_are_rewards_that_kto_reads(harness: Harness, rows: Trajectories, model: Model) -> None:

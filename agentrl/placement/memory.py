@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.placement.limits import limits_of, sizes_of
+from agentrl.placement.limits import GatherLimits, limits_of, sizes_of
 
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2
@@ -28,13 +28,15 @@ HEAD_CHUNK = 2**24
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What of a causal language model decides its memory. ``largest`` is its largest parameter, ``layer`` its largest
-    layer; ``linear`` are inputs and outputs of its linear layers without the head; ``heads`` are those of queries;
+    """What of a causal language model decides its memory. ``largest`` is its largest parameter, ``matrix`` its largest
+    weight of a linear layer (the output matrix counts unless it is the embedding's), ``layer`` its largest layer;
+    ``linear`` are inputs and outputs of its linear layers without the head; ``heads`` are those of queries;
     ``attention`` and ``keys`` are widths of all query heads and of all key heads; ``inner`` is that of the MLP that a
     token goes through; ``item`` is the bytes of a weight in the saved model."""
 
     parameters: int
     largest: int
+    matrix: int
     layer: int
     linear: tuple[tuple[int, int], ...]
     layers: int
@@ -95,9 +97,12 @@ def shape_of_config(config: Any) -> ModelShape:
     inner = experts * text.num_experts_per_tok if experts else text.intermediate_size
     dtype = getattr(config, "dtype", None) or torch.float32
     largest, layer = sizes_of(model)
+    tied = head is not None and head.weight is model.get_input_embeddings().weight
+    matrices = linear if tied or not isinstance(head, torch.nn.Linear) else [*linear, head]
     return ModelShape(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         largest=largest,
+        matrix=max((module.weight.numel() for module in matrices), default=0),
         layer=layer,
         linear=tuple((module.in_features, module.out_features) for module in linear),
         layers=text.num_hidden_layers,
@@ -115,7 +120,8 @@ def shape_of_config(config: Any) -> ModelShape:
 @dataclass(frozen=True)
 class TrainingPlan:
     """How a model is trained. ``tokens`` are those of the largest micro batch that one rank computes; ``ranks`` share
-    the states by ``zero``; 0 ranks is one process without DeepSpeed."""
+    the states by ``zero``; 0 ranks is one process without DeepSpeed. ``bfloat16`` is the precision of products, and
+    ``in_bfloat16`` says that ranks exchange weights of linear layers in it."""
 
     tokens: int
     bfloat16: bool = False
@@ -125,6 +131,7 @@ class TrainingPlan:
     ranks: int = 0
     offload_optimizer: bool = False
     offload_parameters: bool = False
+    in_bfloat16: bool = False
 
 
 @dataclass
@@ -161,19 +168,31 @@ def training(shape: ModelShape, plan: TrainingPlan) -> Need:
         weights = 0.0
     need.parts = {"weights": weights, "gradients": gradients, "optimizer": moments}
     if plan.ranks > 1:
-        need.parts["communication"] = FLOAT32 * moved(shape, plan, whole, trained)
+        need.parts["communication"] = moved(shape, plan, whole)
     need.parts["activations"] = activations(shape, plan) + head(shape, plan)
     need.parts["overhead"] = OVERHEAD
     return need
 
 
-def moved(shape: ModelShape, plan: TrainingPlan, whole: int, trained: int) -> int:
-    """Elements that DeepSpeed holds to move them, of a model of ``whole`` of which ``trained`` are trained: a bucket of
-    gradients, or the gradient of a parameter that is larger; under ZeRO 3 also the weights that are gathered, see
-    :mod:`agentrl.placement.limits`."""
+def moved(shape: ModelShape, plan: TrainingPlan, whole: int) -> float:
+    """Bytes that DeepSpeed holds to move a model of ``whole`` parameters: a bucket of gradients, or the gradient of a
+    parameter that is larger; under ZeRO 3 also the weights that are gathered, see :mod:`agentrl.placement.limits`."""
     limits = limits_of(shape.largest, shape.layer)
-    gradients = min(trained, limits.reduced if plan.lora_rank else max(shape.largest, limits.reduced))
-    return gradients + (min(whole, limits.live) if plan.zero == 3 else 0)
+    gradients = limits.reduced if plan.lora_rank else max(shape.largest, limits.reduced)
+    gathered = min(whole, limits.live) if plan.zero == 3 else 0
+    return FLOAT32 * (gradients + gathered) + (cast(shape, plan, whole, limits) if plan.in_bfloat16 else 0)
+
+
+def cast(shape: ModelShape, plan: TrainingPlan, whole: int, limits: GatherLimits) -> float:
+    """Bytes that ``communication: bfloat16`` adds. Weights that are gathered ahead arrive in a buffer of their own and
+    are cast to float32 from it. Gradients have a bucket of their own, and a rank's part of the largest is cast to
+    float32 while the rest is there. Where adapters alone are trained, the bucket replaces that of float32, and what is
+    cast is the rank's part of the largest weight before it is gathered (``stage3.py`` and ``partition_parameters.py``
+    of DeepSpeed 0.19, and two real ranks)."""
+    ahead, part = min(whole, limits.prefetched), shape.matrix / plan.ranks
+    if plan.lora_rank:
+        return BFLOAT16 * (ahead + part - limits.reduced)
+    return BFLOAT16 * (ahead + limits.reduced) + FLOAT32 * part
 
 
 def layer_numbers(shape: ModelShape) -> float:

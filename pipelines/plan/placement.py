@@ -234,6 +234,7 @@ class _Stage:
             ranks=self.ranks(spread) * self.nodes if spread else 0,
             offload_optimizer=bool(spread and spread.offload_optimizer),
             offload_parameters=bool(spread and spread.offload_parameters),
+            in_bfloat16=bool(spread and spread.communication == "bfloat16"),
         )
 
     # what fits

@@ -29,7 +29,7 @@ from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
 from agentrl.schemas.trajectory import Trajectory
 
 SMALL = os.environ.get("SCALE") == "small"
-TASKS, GROUP, SHOWN, STEPS = (16, 4, 256, 40) if SMALL else (512, 8, 2048, 200)
+TASKS, GROUP, SHOWN, STEPS = (8, 2, 64, 4) if SMALL else (512, 8, 2048, 200)
 
 
 def half_billion(shown: list[Trajectory]) -> Policy:

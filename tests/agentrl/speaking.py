@@ -26,15 +26,18 @@ class Speaking(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(
+        self, policy: Policy, address: tuple[str, int] = ("127.0.0.1", 0), handler: "type[Handler] | None" = None
+    ) -> None:
+        super().__init__(address, handler or Handler)
         self.policy, self.routes = policy, list(ROUTES)
         self.label, self.loads, self.faults, self.asked, self.shift = "default", [], [], [], 0.0
         self.loads_fail = 0
         self.adapters: dict[str, Any] = {}
         self.paths: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        self.thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
+        self.thread.start()
 
 
 @contextmanager

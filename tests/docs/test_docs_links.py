@@ -53,6 +53,14 @@ def test_links_and_anchors_exist(page: Path) -> None:
             )
 
 
+def test_each_proof_names_a_test_or_a_page_of_results() -> None:
+    page = ROOT / "docs/explanations/proof-without-a-gpu.md"
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 20
+    for row in rows:
+        assert re.search(r"\]\(\.\./\.\./(tests/\w+/test_\w+\.py|benchmarks/results/\w+\.md)\)", row), row
+
+
 def named_pages() -> Iterator[tuple[Path, str]]:
     """(file, page) of each mention of a page in code, messages, pipeline files and tests."""
     for folder in ("agentrl", "schemas", "datastore", "pipelines", "flows", "tests", "benchmarks", "examples"):

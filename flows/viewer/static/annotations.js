@@ -5,7 +5,7 @@ import { rowAddress } from "./location.js";
 import { Problem } from "./problem.js";
 import { store } from "./served.js";
 import { pieces } from "./text.js";
-import { html } from "./ui.js";
+import { Wide, html } from "./ui.js";
 
 /** @typedef {import("./wire.js").GivenLabel} Given */
 /** @typedef {import("./wire.js").RowLabels} Labels */
@@ -35,10 +35,10 @@ function OfRow({ id, at, messages }) {
     <summary>what people and judges said of this row${value ? ` (${count(counting.length)})` : ""}</summary>
     ${problem && html`<${Problem} problem=${problem} />`}
     ${value && !counting.length && !earlier.length && html`<p class="soft">Nothing was said of this row yet.</p>`}
-    ${counting.length + earlier.length > 0 && html`<div class="wide-table" tabindex="0" role="region" aria-label="what people and judges said of this row"><table class="lines">
+    ${counting.length + earlier.length > 0 && html`<${Wide} label="what people and judges said of this row"><table class="lines">
       <thead><tr><th>of</th><th>label</th><th>says</th><th>author</th><th>when (UTC)</th></tr></thead>
       <tbody>${counting.map((given) => line(given, true))}${earlier.map((given) => line(given, false))}</tbody>
-    </table></div>
+    </table><//>
     ${earlier.length > 0 && html`<p class="soft">Of one author, label and target the newest counts; ${plural(earlier.length, "annotation")} before it ${earlier.length === 1 ? "is" : "are"} kept.</p>`}`}
   </details>`;
 }

@@ -79,8 +79,8 @@ export function BufferPage() {
         ${source instanceof Found && html`<span class="soft">${source.told()}</span>`}
         ${among && html`<${Part} among=${among} rule=${rule} absent=${source?.absent ?? 0} />`}
         ${selected.value.size > 0 && html`<${Selection} />`}
-        ${source && html`<${Saving} shown=${{ filter, at: source.version, among, rule }} total=${q ? null : source.total} />`}
-        ${source && html`<${Columns} all=${source.columns.filter((name) => name !== "score")} chosen=${columns} />`}
+        ${source && html`<div class="menus"><${Saving} shown=${{ filter, at: source.version, among, rule }} total=${q ? null : source.total} />
+          <${Columns} all=${source.columns.filter((name) => name !== "score")} chosen=${columns} /></div>`}
       </div>
       ${source && source.total > 0 && html`<${Table} rows=${source} columns=${known} sort=${query.sort} desc=${query.desc} sortBy=${sortBy} current=${current} setCurrent=${setCurrent} selected=${selected.value} at=${at} words=${words} />`}
       ${source && source.total === 0 && !rows.busy && html`<${Nothing} filter=${filter} q=${q} />`}

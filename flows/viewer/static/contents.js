@@ -1,8 +1,6 @@
 // Starts the viewer in an exported file: what the file holds, its rows, and pages about them.
 import { contents } from "./answers.js";
 import { count, plural } from "./format.js";
-import { useKeys } from "./keys.js";
-import { go } from "./location.js";
 import { later, start } from "./shell.js";
 import { pieces } from "./text.js";
 import { html } from "./ui.js";
@@ -12,7 +10,6 @@ const TaskPage = later(() => import("./task.js"), "TaskPage");
 const TrajectoryPage = later(() => import("./trajectory.js"), "TrajectoryPage");
 
 function ContentsPage() {
-  useKeys({ "/": { does: "filter the rows", run: () => go("/buffer") } });
   const { rows, selected, tokens, columns, redactions } = contents;
   const facts = [
     ["rows", `${count(rows)}${selected > rows ? ` of ${count(selected)}; the others were left out` : ""}`],

@@ -2,9 +2,8 @@
 import { json, useAnswer } from "./api.js";
 import { oneOf } from "./filter.js";
 import { plural } from "./format.js";
-import { useKeys } from "./keys.js";
 import { pulse, usePulse, useUnfinished } from "./live.js";
-import { address, change, go, route, rowAddress, version } from "./location.js";
+import { address, change, route, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { html, useEffect, useState } from "./ui.js";
@@ -17,7 +16,6 @@ export function DoctorPage() {
   const { run, at } = route.value.params;
   usePulse(() => {});
   useEffect(() => void (version.value = null), []);
-  useKeys({ "/": { does: "filter the buffer", run: () => go(address("/buffer", { at })) } });
   const now = pulse.value;
   const runs = now ? Object.keys(now.runs) : [];
   const shown = run ?? runs[0];

@@ -2,11 +2,10 @@
 import { json, useAnswer } from "./api.js";
 import { Headline, Scale } from "./better.js";
 import { chance, count, decimal, decoding, percent, plural, time } from "./format.js";
-import { useKeys } from "./keys.js";
-import { address, change, go, route } from "./location.js";
+import { address, change, route } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces } from "./text.js";
-import { html } from "./ui.js";
+import { Wide, html } from "./ui.js";
 
 /** @typedef {import("./wire.js").EvaluatedPolicy} Evaluated */
 /** @typedef {import("./wire.js").PairedDifference} Difference */
@@ -22,7 +21,6 @@ export function EvaluationPage() {
     async (stop) => (than && arm ? /** @type {Difference} */ (await json("/api/compare", { than, arm, greedy }, stop)) : null),
     [than, arm, greedy],
   );
-  useKeys({ "/": { does: "filter the buffer", run: () => go("/buffer") } });
   if (problem) return html`<h1>Evaluations</h1><${Problem} problem=${problem} />`;
   if (!value) return html`<h1>Evaluations</h1><p class="soft waiting">reading the store …</p>`;
   if (!value.evaluations.length) return html`<h1>Evaluations</h1><${Empty} says="No policy was evaluated yet." command="agentrl run quickstart" />`;
@@ -43,7 +41,7 @@ function Results({ all, than, arm }) {
   const levels = [...new Set(all.flatMap((evaluation) => evaluation.results.filter((result) => result.level >= 0 && result.env).map((result) => `${result.env} ${result.level}`)))].sort();
   const choose = (/** @type {string} */ name, /** @type {string} */ artifact, /** @type {string | undefined} */ chosen) =>
     html`<input type="radio" name=${name} aria-label=${`${NAMES[name]}: ${artifact}`} checked=${chosen === artifact} onChange=${() => change({ than, arm, [name]: artifact })} />`;
-  return html`<div class="wide-table" tabindex="0" role="region" aria-label="results by level"><table class="lines">
+  return html`<${Wide} label="results by level"><table class="lines">
     <thead><tr><th>this one</th><th>compared with</th><th>policy</th><th>evaluation</th><th>split</th><th>sampling</th><th>made (UTC)</th><th class="number">all levels</th><th class="number">n</th>${levels.map((level) => html`<th class="number">${level}</th>`)}</tr></thead>
     <tbody>
       ${all.flatMap((evaluation) => ["sampled", "greedy", "control"].flatMap((kind) => {
@@ -61,7 +59,7 @@ function Results({ all, than, arm }) {
         </tr>`];
       }))}
     </tbody>
-  </table></div>`;
+  </table><//>`;
 }
 
 /** What the two choices are called. @type {Record<string, string>} */
@@ -80,16 +78,16 @@ function Compared({ difference }) {
     <p>${pieces(than.name)} ${shown(than)} over its ${plural(than.tasks, "task")}, ${pieces(arm.name)} ${shown(arm)} over its ${plural(arm.tasks, "task")}. The difference is over ${plural(tasks, "task")} of both${unshared ? `; ${plural(unshared, "task")} of one alone left out` : ""}. ${than.unscored + arm.unscored > 0 ? `${plural(than.unscored + arm.unscored, "row")} without an outcome left out. ` : ""}
       The interval is a bootstrap over tasks${p === null ? "" : `; McNemar's exact test: ${chance(p)}`}.</p>
     <div class="sides">
-      <section><h3>Lost: ${count(difference.tasks_lost)}</h3><${Tasks} tasks=${lost} total=${difference.tasks_lost} /></section>
-      <section><h3>Gained: ${count(difference.tasks_gained)}</h3><${Tasks} tasks=${gained} total=${difference.tasks_gained} /></section>
+      <section><h3>Lost: ${count(difference.tasks_lost)}</h3><${Tasks} label="tasks that were lost" tasks=${lost} total=${difference.tasks_lost} /></section>
+      <section><h3>Gained: ${count(difference.tasks_gained)}</h3><${Tasks} label="tasks that were gained" tasks=${gained} total=${difference.tasks_gained} /></section>
     </div>
   </section>`;
 }
 
-/** @param {{tasks: Difference["gained"], total: number}} props */
-function Tasks({ tasks, total }) {
-  return html`<table class="lines"><thead><tr><th>task</th><th>prompt</th><th class="number">before</th><th class="number">after</th></tr></thead><tbody>
-    ${tasks.map((task) => html`<tr><td><a href=${address("/task", { env: task.env, task_id: task.task_id })}>${pieces(task.task_id)}</a></td><td>${pieces(task.prompt)}</td><td class="number">${decimal(task.before, 2)}</td><td class="number">${decimal(task.after, 2)}</td></tr>`)}
-  </tbody></table>
+/** @param {{label: string, tasks: Difference["gained"], total: number}} props */
+function Tasks({ label, tasks, total }) {
+  return total > 0 && html`<${Wide} label=${label}><table class="lines"><thead><tr><th>task</th><th>prompt</th><th class="number">before</th><th class="number">after</th></tr></thead><tbody>
+    ${tasks.map((task) => html`<tr><td><a href=${address("/task", { env: task.env, task_id: task.task_id })}>${pieces(task.task_id)}</a></td><td class="wraps">${pieces(task.prompt)}</td><td class="number">${decimal(task.before, 2)}</td><td class="number">${decimal(task.after, 2)}</td></tr>`)}
+  </tbody></table><//>
   ${total > tasks.length && html`<p class="soft">and ${count(total - tasks.length)} more</p>`}`;
 }

@@ -4,7 +4,7 @@ import { count } from "./format.js";
 import { address } from "./location.js";
 import { Problem } from "./problem.js";
 import { pieces } from "./text.js";
-import { html, useState } from "./ui.js";
+import { Wide, html, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").SeenBy} SeenBy */
 
@@ -33,13 +33,13 @@ function Seen({ id, at }) {
   if (problem) return html`<${Problem} problem=${problem} />`;
   if (!value) return html`<p class="soft waiting">looking through the stages …</p>`;
   if (!value.seen.length) return html`<p class="soft">No artifact that is still there saw this row.</p>`;
-  return html`<div class="wide-table" tabindex="0" role="region" aria-label="what became of this row"><table class="lines">
+  return html`<${Wide} label="what became of this row"><table class="lines">
       <thead><tr><th>stage</th><th>uses</th><th>what it did</th><th>why, and where</th></tr></thead>
       <tbody>${value.seen.map((event) => html`<tr>
         <td><a href=${`/run/${encodeURIComponent(event.run_id)}`}>${pieces(event.artifact)}</a></td><td>${pieces(event.uses)}</td>
         <td class=${MARKS[event.what].tone}>${MARKS[event.what].mark} ${event.what}</td><td><${Where} event=${event} at=${at} /></td>
       </tr>`)}</tbody>
-    </table></div>
+    </table><//>
     ${value.unread > 0 && html`<p class="soft">${count(value.unread)} older artifacts were not looked through</p>`}`;
 }
 

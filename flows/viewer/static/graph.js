@@ -1,7 +1,7 @@
 // The stages of a pipeline as a graph. The server lays it out: x is the column and y the row of a stage.
 import { seconds } from "./format.js";
 import { address } from "./location.js";
-import { html, useLayoutEffect, useRef, useState } from "./ui.js";
+import { Wide, html, useLayoutEffect, useRef, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").StageBox} StageBox */
 
@@ -103,7 +103,7 @@ function Box({ stage, at, chosen, choose, far }) {
 
 /** The same as a table, with the reasons in full. @param {{stages: StageBox[], chosen: string | undefined, pipeline: string | null}} props */
 export function StageTable({ stages, chosen, pipeline }) {
-  return html`<table class="lines">
+  return html`<${Wide} label="stages"><table class="lines">
     <thead><tr><th>stage</th><th>uses</th><th>status</th><th class="number">took</th><th>reads</th><th>why</th><th>rows</th></tr></thead>
     <tbody>
       ${stages.map(
@@ -112,13 +112,13 @@ export function StageTable({ stages, chosen, pipeline }) {
           <td>${stage.uses}</td>
           <td class=${`status ${stage.status}`}>${MARKS[stage.status]} ${WORDS[stage.status]}</td>
           <td class="number">${seconds(stage.seconds)}</td>
-          <td>${stage.inputs.map((input) => input.stage).join(", ")}</td>
-          <td>${[stage.reason, ...stage.inputs.filter((input) => input.reason).map((input) => `${input.stage}: ${input.reason}`)].filter(Boolean).join("; ")}</td>
+          <td class="wraps">${stage.inputs.map((input) => input.stage).join(", ")}</td>
+          <td class="wraps">${[stage.reason, ...stage.inputs.filter((input) => input.reason).map((input) => `${input.stage}: ${input.reason}`)].filter(Boolean).join("; ")}</td>
           <td><a href=${address("/buffer", { filter: rowsOf(stage, pipeline) })} aria-label=${`rows of ${stage.stage}`}>rows</a></td>
         </tr>`,
       )}
     </tbody>
-  </table>`;
+  </table><//>`;
 }
 
 /** @param {StageBox} stage @param {string | null} pipeline */

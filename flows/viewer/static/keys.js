@@ -1,5 +1,5 @@
 // Keys of the pages. A page says which keys it has; the help dialog lists them.
-import { lasting } from "./location.js";
+import { address, go, lasting, route } from "./location.js";
 import { html, signal, useLayoutEffect, useRef } from "./ui.js";
 
 /** @typedef {Record<string, {does: string, run: () => void}>} Keys */
@@ -10,6 +10,9 @@ const page = signal({});
 const help = { current: null };
 /** What was just done, such as "link copied"; read aloud too. */
 export const announcement = signal("");
+
+/** Keys of every page that has no other use for them. @type {Keys} */
+const EVERYWHERE = { "/": { does: "find words in the rows, or filter them", run: () => go(address("/buffer", { at: route.peek().params.at, focus: "filter" })) } };
 
 /** @param {Keys} keys of the page that is shown */
 export function useKeys(keys) {
@@ -52,13 +55,22 @@ function turnSingle() {
 
 export const showHelp = () => help.current?.showModal();
 
-const COMMON = { "?": "this help", y: "copy a link to exactly this, with the version of the buffer", Escape: "leave a field or a dialog" };
+const COMMON = { "?": "this help", y: "copy a link to exactly this, with the version of the buffer", Escape: "leave a field, a menu or a dialog" };
+
+/** Closes the menu that is open, and goes back to what opened it. */
+function closeMenu() {
+  const menu = /** @type {HTMLDetailsElement | null} */ (document.querySelector("details.columns[open]"));
+  if (menu) menu.open = false;
+  menu?.querySelector("summary")?.focus();
+  return menu !== null;
+}
 
 export function listen() {
   document.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
     const typing = target.matches?.("input:not([type=radio], [type=checkbox]), textarea, select, [contenteditable]") ?? false;
     const moves = (target.matches?.("[type=radio], [type=checkbox]") ?? false) && (event.key === " " || event.key.startsWith("Arrow"));
+    if (event.key === "Escape" && closeMenu()) return;
     if (event.key === "Escape" && typing) target.blur();
     if (typing || moves || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.key.length === 1 && !single.value) return;
@@ -67,15 +79,17 @@ export function listen() {
       showHelp(); // at once: an Escape that follows must find it open
     } else if (event.key === "y") {
       copy(lasting(), "link");
-    } else if (page.value[name] && !(name === "Enter" && target.matches("a, button, summary"))) {
-      page.value[name].run();
-    } else return;
+    } else {
+      const key = page.value[name] ?? EVERYWHERE[name];
+      if (!key || (name === "Enter" && target.matches("a, button, summary"))) return;
+      key.run();
+    }
     event.preventDefault();
   });
 }
 
 export function Help() {
-  const rows = Object.entries({ ...Object.fromEntries(Object.entries(page.value).map(([key, { does }]) => [key, does])), ...COMMON });
+  const rows = Object.entries({ ...Object.fromEntries(Object.entries({ ...EVERYWHERE, ...page.value }).map(([key, { does }]) => [key, does])), ...COMMON });
   return html`<dialog ref=${help} aria-labelledby="help-title">
     <h2 id="help-title">Keys of this page</h2>
     <dl class="keys">

@@ -4,7 +4,7 @@ import { json, useAnswer } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { decimal, plural } from "./format.js";
 import { say, useKeys } from "./keys.js";
-import { address, change, go, route, rowAddress, version } from "./location.js";
+import { change, route, rowAddress, version } from "./location.js";
 import { Problem } from "./problem.js";
 import { annotate, valueOf } from "./saying.js";
 import { useSpan } from "./spans.js";
@@ -39,11 +39,11 @@ export function LabelsPage() {
   const pick = (/** @type {string} */ key) => (/** @type {Event} */ event) => change({ [key]: /** @type {HTMLSelectElement} */ (event.target).value });
   const names = [...new Set([...(value?.labels ?? []).map((label) => label.name), name])];
   return html`<h1>Labels</h1>
-    <p class="bar">
+    <div class="fields">
       <label>queue <select onChange=${pick("queue")}>${Object.entries(QUEUES).map(([id, says]) => html`<option value=${id} selected=${id === queue}>${says}</option>`)}</select></label>
       <label>label <select onChange=${pick("name")}>${names.map((each) => html`<option value=${each} selected=${each === name}>${visible(each)}</option>`)}</select></label>
       <label>author <input value=${author} placeholder=${value?.author ?? ""} maxlength="80" spellcheck=${false} autocomplete="off" onChange=${renamed} /></label>
-    </p>
+    </div>
     ${filter && html`<p class="soft">of the rows with <code>${visible(filter)}</code></p>`}
     ${writing.value && !writing.value.key && html`<p class="problem">This viewer only reads. To label rows, start it by <code>agentrl view --write</code>.</p>`}
     ${problem && html`<${Problem} problem=${problem} />`}
@@ -114,15 +114,14 @@ function Labelling({ queue, name, author, at, allowed, again }) {
     ArrowLeft: { does: "choose the token before", run: () => chosen.step(-1, false, firstToken) },
     "Shift+ArrowRight": { does: "choose one token more", run: () => chosen.step(1, true, firstToken) },
     "Shift+ArrowLeft": { does: "choose one token less", run: () => chosen.step(-1, true, firstToken) },
-    "/": { does: "filter the buffer", run: () => go(address("/buffer", { at })) },
   });
 
   if (!id) {
     const done = queue.ids.length > 0;
     return html`<p role="status">${done ? html`That was the last row of this queue. <button onClick=${again}>look for more</button>` : "No row is in this queue."}</p>`;
   }
-  return html`<p class="soft"><button onClick=${() => move(-1)} disabled=${i === 0}>previous</button> <button onClick=${() => move(1)}>next</button>
-      row ${i + 1} of ${queue.total}: <a href=${rowAddress(id, { at })}>${pieces(id)}</a>${row.value && html`, reward ${decimal(row.value.row.reward)}`}</p>
+  return html`<p class="soft fields"><button onClick=${() => move(-1)} disabled=${i === 0}>previous</button><button onClick=${() => move(1)}>next</button>
+      <span>row ${i + 1} of ${queue.total}: <a href=${rowAddress(id, { at })}>${pieces(id)}</a>${row.value && html`, reward ${decimal(row.value.row.reward)}`}</span></p>
     <div class="labels" role="group" aria-label=${`labels of ${about}`}>
       ${queue.labels.map((choice) => html`<${Values} choice=${choice} given=${given.value?.annotations ?? []} target=${target} author=${author} disabled=${!allowed} press=${(/** @type {number} */ number) => give(choice, number)} />`)}
     </div>
@@ -151,9 +150,9 @@ function Words({ id, label, disabled, send }) {
   const typed = (/** @type {KeyboardEvent} */ event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) sent(event);
   };
-  return html`<form onSubmit=${sent}>
-    <label for=${id}>${label}</label>
-    <textarea id=${id} rows="2" cols="80" value=${text} disabled=${disabled} onInput=${(/** @type {Event} */ event) => setText(/** @type {HTMLTextAreaElement} */ (event.target).value)} onKeyDown=${typed}></textarea>
+  return html`<form class="fields" onSubmit=${sent}>
+    <label class="wide" for=${id}>${label}</label>
+    <textarea id=${id} rows="2" value=${text} disabled=${disabled} onInput=${(/** @type {Event} */ event) => setText(/** @type {HTMLTextAreaElement} */ (event.target).value)} onKeyDown=${typed}></textarea>
     <button disabled=${disabled || !text.trim()}>save the ${label}</button> <span class="soft">Ctrl+Enter</span>
   </form>`;
 }

@@ -52,7 +52,15 @@ export function rowAddress(id, params = {}) {
 export function go(to, replace = false) {
   if (replace) history.replaceState(null, "", href(to));
   else history.pushState(null, "", href(to));
-  route.value = read();
+  follow();
+}
+
+/** Shows the page of the address. The focus does not get lost with the page before: Tab goes on at the top of the new one. */
+function follow() {
+  const to = read();
+  const page = document.getElementById("page");
+  if (to.path !== route.peek().path && page?.contains(document.activeElement)) page.focus({ preventScroll: true });
+  route.value = to;
 }
 
 /**
@@ -67,7 +75,7 @@ export function change(params) {
 
 /** Back and forward, and clicks on links within the viewer, do not load the document again. */
 export function followLinks() {
-  addEventListener("popstate", () => (route.value = read()));
+  addEventListener("popstate", follow);
   document.addEventListener("click", (event) => {
     const link = event.target instanceof Element ? event.target.closest("a") : null;
     const plain = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;

@@ -1,7 +1,7 @@
 // Messages laid out to be read: a small part of Markdown as elements, and JSON with line breaks. Nothing of it becomes
 // HTML or an address that a browser opens, and what is not understood stays as it is written.
 import { Text, withImages } from "./text.js";
-import { html, useMemo } from "./ui.js";
+import { Wide, html, useMemo } from "./ui.js";
 
 /** @typedef {import("./vendor/preact.js").Child} Child */
 
@@ -52,8 +52,8 @@ export function markdown(text) {
       blocks.push(html`<pre class="code" title=${fence[2] || undefined}><${Text} text=${code.join("\n")} /></pre>`);
     } else if (line.startsWith("|") && /^\|?[\s:|-]+\|[\s:|-]*$/.test(lines[i + 1] ?? "") && lines[i + 1].includes("-")) {
       const [head, , ...rows] = take((next) => next.startsWith("|"));
-      blocks.push(html`<div class="wide-table"><table class="lines"><thead><tr>${cells(head).map((cell) => html`<th>${inline(cell)}</th>`)}</tr></thead>
-        <tbody>${rows.map((row) => html`<tr>${cells(row).map((cell) => html`<td>${inline(cell)}</td>`)}</tr>`)}</tbody></table></div>`);
+      blocks.push(html`<${Wide} label=${`table of ${cells(head).join(", ")}`}><table class="lines"><thead><tr>${cells(head).map((cell) => html`<th>${inline(cell)}</th>`)}</tr></thead>
+        <tbody>${rows.map((row) => html`<tr>${cells(row).map((cell) => html`<td>${inline(cell)}</td>`)}</tr>`)}</tbody></table><//>`);
     } else if (ITEM.test(line)) {
       const items = take((next) => ITEM.test(next) || (/^\s{2,}\S/.test(next) && !FENCE.test(next)));
       blocks.push(html`<ul class="items">${items.map((item) => {

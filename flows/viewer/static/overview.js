@@ -9,7 +9,7 @@ import { address, change, go, route, version } from "./location.js";
 import { Empty, OfStore, Problem } from "./problem.js";
 import { STOPPED, farNow } from "./progress.js";
 import { pieces } from "./text.js";
-import { html, useEffect, useState } from "./ui.js";
+import { Wide, html, useEffect, useState } from "./ui.js";
 import { WhatIf, useWhatIf } from "./whatif.js";
 
 /** @typedef {import("./wire.js").Overview} Answer */
@@ -25,7 +25,7 @@ export function OverviewPage() {
   useUnfinished(value, value?.planning, () => askAgain(asked + 1));
   useEffect(() => void (version.value = null), []);
   const whatIf = useWhatIf(value?.pipeline);
-  useKeys({ w: { does: "what would run with another setting", run: () => document.getElementById("what-if")?.focus() }, b: { does: "the buffer", run: () => go("/buffer") }, "/": { does: "find words in the rows, or filter them", run: () => go(address("/buffer", { focus: "filter" })) } });
+  useKeys({ w: { does: "what would run with another setting", run: () => document.getElementById("what-if")?.focus() }, b: { does: "the buffer", run: () => go("/buffer") } });
   if (problem && !value) return html`<${Problem} problem=${problem} />`;
   if (!value) return html`<p class="soft waiting">reading the store …</p>`;
   const { results, gains, runs, pipelines, rows } = value;
@@ -33,6 +33,7 @@ export function OverviewPage() {
   const stages = whatIf.plan?.stages.length && !awaited ? whatIf.plan.stages : awaited || value.planning ? value.stages.map(planning) : value.stages;
   const working = runs.find((run) => run.state === "running" && run.pipeline === value.pipeline)?.run_id ?? "";
   const command = "agentrl run quickstart";
+  if (value.version === null && !runs.length && !stages.length) return html`<h1>${value.store}</h1><${Empty} says="This store is empty: nothing was run in it, and it has no rows. To fill it:" command=${command} />`;
   return html`<h1>${value.store}</h1>
     <p class="soft">${value.version === null ? "no rows were ever appended" : html`<a href="/buffer">${plural(rows, "row")}</a>, version ${value.version}`}</p>
     ${problem && html`<${Problem} problem=${problem} />`}
@@ -76,7 +77,7 @@ function Pipelines({ all, chosen }) {
 
 /** Success with its interval: one line per policy, stage and split, all on one scale from 0 to 1. @param {{results: Answer["results"]}} props */
 function Better({ results }) {
-  return html`<div class="wide-table" tabindex="0" role="region" aria-label="success of policies"><table class="lines better">
+  return html`<${Wide} label="success of policies"><table class="lines better">
     <thead><tr><th>policy</th><th>stage</th><th>split</th><th>sampling</th><th class="number">success</th><th class="number">95 % interval</th><th class="number">n</th><th class="scale"><span>0</span><span>0.5</span><span>1</span></th></tr></thead>
     <tbody>
       ${results.map(
@@ -84,7 +85,7 @@ function Better({ results }) {
           <td>${result.policy}</td>
           <td><a href=${address("/buffer", { filter: `stage = '${result.stage.replaceAll("'", "''")}'` })}>${result.stage}</a></td>
           <td>${result.split}</td>
-          <td>${decoding(result)}</td>
+          <td class="wraps">${decoding(result)}</td>
           <td class="number">${percent(result.success)}</td>
           <td class="number">${percent(result.low)} to ${percent(result.high)}</td>
           <td class="number">${count(result.n)}</td>
@@ -92,7 +93,7 @@ function Better({ results }) {
         </tr>`,
       )}
     </tbody>
-  </table></div>
+  </table><//>
   <p class="soft">● sampled at temperature 1, ○ greedy, ◆ at the temperature that did best on dev tasks: the control for sharpening, which training has to beat; the line is Wilson's 95 % interval</p>`;
 }
 
@@ -113,7 +114,7 @@ function Interval({ success, low, high, greedy, control }) {
 
 /** @param {{runs: Answer["runs"]}} props */
 function Runs({ runs }) {
-  return html`<div class="wide-table" tabindex="0" role="region" aria-label="table of runs"><table class="lines">
+  return html`<${Wide} label="table of runs"><table class="lines">
     <thead><tr><th>run</th><th>pipeline</th><th>started (UTC)</th><th class="number">took</th><th>state</th><th>stopped at</th></tr></thead>
     <tbody>
       ${runs.map((run) => {
@@ -129,5 +130,5 @@ function Runs({ runs }) {
           ${stopped && run.go_on && html`<tr><td colspan="6"><details><summary>how to go on with ${run.run_id}${run.log_tail && `, and the last lines of the log of ${run.failed_stage}`}</summary><p><${OfStore} command=${run.go_on} /></p>${run.log_tail && html`<pre>${pieces(run.log_tail)}</pre>`}</details></td></tr>`}`;
       })}
     </tbody>
-  </table></div>`;
+  </table><//>`;
 }

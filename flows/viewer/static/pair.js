@@ -7,7 +7,7 @@ import { Preference, usePreference } from "./preference.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { fetchSequence } from "./tokens.js";
-import { html } from "./ui.js";
+import { Wide, html } from "./ui.js";
 import { Versus } from "./versus.js";
 
 /** @typedef {import("./wire.js").PairSide} PairSide */
@@ -22,17 +22,16 @@ export function PairPage() {
 /** @param {{artifact: string | undefined, offset: number}} props */
 function All({ artifact, offset }) {
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").PairLines>} */ (json("/api/pairs", { artifact, offset, limit: PAGE }, stop)), [artifact, offset]);
-  useKeys({});
   if (problem) return html`<h1>Pairs</h1><${Problem} problem=${problem} />`;
   if (!value) return html`<h1>Pairs</h1><p class="soft waiting">reading the pairs …</p>`;
-  if (!value.artifact) return html`<h1>Pairs</h1><${Empty} says="No stage made preference pairs yet." command="agentrl run quickstart" />`;
+  if (!value.artifact) return html`<h1>Pairs</h1><${Empty} says="No stage made preference pairs yet." command="agentrl run methods/eto" />`;
   return html`<h1>Pairs</h1>
     <p><select aria-label="artifact" onChange=${(/** @type {Event} */ event) => change({ artifact: /** @type {HTMLSelectElement} */ (event.target).value, offset: null })}>
       ${value.artifacts.map((name) => html`<option value=${name} selected=${name === value.artifact}>${name}</option>`)}
     </select> <span class="soft">${plural(value.total, "pair")}</span></p>
-    <table class="lines"><thead><tr><th>pair</th><th>task</th><th>kind</th><th class="number">shared tokens</th><th class="number">chosen</th><th class="number">rejected</th></tr></thead><tbody>
+    <${Wide} label="pairs"><table class="lines"><thead><tr><th>pair</th><th>task</th><th>kind</th><th class="number">shared tokens</th><th class="number">chosen</th><th class="number">rejected</th></tr></thead><tbody>
       ${value.pairs.map((pair) => html`<tr><td><a href=${address("/pair", { artifact: value.artifact, pair_id: pair.pair_id })}>${visible(pair.pair_id)}</a></td><td>${pieces(pair.task_id)}</td><td>${pair.kind}</td><td class="number">${count(pair.shared_prefix)}</td><td class="number">${decimal(pair.chosen_reward)}</td><td class="number">${decimal(pair.rejected_reward)}</td></tr>`)}
-    </tbody></table>
+    </tbody></table><//>
     <p>${offset > 0 && html`<button onClick=${() => change({ offset: Math.max(0, offset - PAGE) || null })}>before</button>`} ${offset + PAGE < value.total && html`<button onClick=${() => change({ offset: offset + PAGE })}>next</button>`}</p>`;
 }
 
@@ -54,7 +53,6 @@ function One({ artifact, pair }) {
     x: { does: "take back which is better", run: () => preference.give(null) },
     n: { does: "next pair", run: () => turn(value?.answer.next) },
     p: { does: "previous pair", run: () => turn(value?.answer.previous) },
-    "/": { does: "filter the buffer", run: () => go("/buffer") },
   });
   if (problem) return html`<h1>${visible(pair)}</h1><${Problem} problem=${problem} />`;
   if (!value) return html`<h1>${visible(pair)}</h1><p class="soft waiting">reading the pair …</p>`;

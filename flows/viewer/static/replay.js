@@ -5,7 +5,7 @@ import { copy } from "./keys.js";
 import { useUnfinished } from "./live.js";
 import { Problem } from "./problem.js";
 import { pieces } from "./text.js";
-import { html, useState } from "./ui.js";
+import { Wide, html, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").ReplayAnswer} Answer */
 
@@ -51,11 +51,11 @@ function Beside({ replays }) {
       replay.working ? html`<p class="soft">computing ${pieces(label(replay))} … ${Math.round(replay.seconds)} s</p>`
         : replay.problem !== null ? html`<p class="problem">${pieces(label(replay))}: ${pieces(replay.problem)}</p>`
         : !replay.settings.length && html`<p class=${replay.equal ? "good" : "bad"}>${replay.equal ? "✓ equal to what was recorded" : "✗ not equal: other hardware, threads or library versions?"}</p>`)}</div>
-    ${done.length > 0 && html`<div class="wide-table" tabindex="0" role="region" aria-label="recorded and replayed"><table class="lines">
+    ${done.length > 0 && html`<${Wide} label="recorded and replayed"><table class="lines">
       <thead><tr><th>metric</th><th class="number">recorded</th>${done.map((replay) => html`<th class="number">${pieces(label(replay))}</th>`)}</tr></thead>
       <tbody>${metrics.map((name) => html`<tr><th scope="row">${name}</th><td class="number">${number(done.find((replay) => name in replay.recorded)?.recorded[name])}</td>
         ${done.map((replay) => html`<td class="number">${exact(replay, name)}</td>`)}</tr>`)}</tbody>
-    </table></div>`}`;
+    </table><//>`}`;
 }
 
 /** The number, with a sign if it is the recorded one to the last digit. @param {Answer} replay @param {string} name */

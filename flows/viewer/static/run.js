@@ -3,13 +3,12 @@ import { json, useAnswer } from "./api.js";
 import { number } from "./chart.js";
 import { LiveCurves } from "./curves.js";
 import { count, seconds, time } from "./format.js";
-import { useKeys } from "./keys.js";
 import { lost, useChanges, usePulse } from "./live.js";
-import { address, go, version } from "./location.js";
+import { address, version } from "./location.js";
 import { Problem } from "./problem.js";
 import { STOPPED, Stopped, far, farNow } from "./progress.js";
 import { pieces } from "./text.js";
-import { html, useEffect, useState } from "./ui.js";
+import { Wide, html, useEffect, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").RunAnswer} Run */
 /** @typedef {import("./wire.js").RunStage} Stage */
@@ -29,7 +28,6 @@ export function RunPage({ id }) {
   const changes = useChanges((now) => [now.runs[id], Object.entries(now.stages).filter(([name]) => name.startsWith(`${id}/`))]);
   const { value, problem } = useAnswer((stop) => /** @type {Promise<Run>} */ (json("/api/run", { run: id }, stop)), [id, changes, looked]);
   useEffect(() => void (version.value = null), []);
-  useKeys({ "/": { does: "filter the buffer", run: () => go("/buffer") } });
   const running = value?.state === "running";
   useEffect(() => {
     if (!running) return undefined;
@@ -46,10 +44,10 @@ export function RunPage({ id }) {
     ${stopped.map((stage) => html`<${Stopped} key=${stage.stage} stage=${stage} run=${value} />`)}
     ${lost.value && html`<p class="soft" role="status">the server does not answer; it is asked again each second …</p>`}
     <section aria-labelledby="stages"><h2 id="stages">Stages</h2>
-    <div class="wide-table" tabindex="0" role="region" aria-label="stages of the run"><table class="lines">
+    <${Wide} label="stages of the run"><table class="lines">
       <thead><tr><th>stage</th><th>uses</th><th>status</th><th class="number">took</th><th>why, or how far</th></tr></thead>
       <tbody>${value.stages.map((stage) => html`<${Line} key=${stage.stage} run=${value.run_id} stage=${stage} over=${!running} />`)}</tbody>
-    </table></div></section>`;
+    </table><//></section>`;
 }
 
 /** @param {{run: string, stage: Stage, over: boolean}} props `over`: the run goes no further */

@@ -2,10 +2,10 @@
 import { json, useAnswer } from "./api.js";
 import { count, decimal, plural, seconds, time } from "./format.js";
 import { useKeys } from "./keys.js";
-import { address, change, go, route, version } from "./location.js";
+import { address, change, route, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces } from "./text.js";
-import { html, useEffect } from "./ui.js";
+import { Wide, html, useEffect } from "./ui.js";
 
 /** @typedef {import("./wire.js").RunsCompared} Compared */
 /** @typedef {import("./wire.js").RunSide} Side */
@@ -23,16 +23,15 @@ export function RunsPage() {
     n: { does: "the next older run, against the one before it", run: () => turn(1) },
     p: { does: "the next newer run, against the one before it", run: () => turn(-1) },
     s: { does: "swap the two runs", run: () => value?.a && value.b && change({ a: value.b.run_id, b: value.a.run_id }) },
-    "/": { does: "filter the buffer", run: () => go(address("/buffer", { at })) },
   });
   if (problem) return html`<h1>Two runs</h1><${Problem} problem=${problem} />`;
   if (!value) return html`<h1>Two runs</h1><p class="soft waiting">reading the runs …</p>`;
   if (!value.b) return html`<h1>Two runs</h1><${Empty} says="No pipeline ran in this store yet." command="agentrl run quickstart" />`;
   return html`<h1>Two runs</h1>
-    <div class="wide-table" tabindex="0" role="region" aria-label="the two runs"><table class="lines">
+    <${Wide} label="the two runs"><table class="lines">
       <thead><tr><td></td><th>run</th><th>pipeline</th><th>started (UTC)</th><th class="number">took</th><th>state</th><th>command</th></tr></thead>
       <tbody><${Run} name="a" side=${value.a} runs=${value.runs} /><${Run} name="b" side=${value.b} runs=${value.runs} /></tbody>
-    </table></div>
+    </table><//>
     ${value.a ? html`<${Differences} value=${value} at=${at} />` : html`<${Empty} says="There is no earlier run of this pipeline to compare with. Choose one, or run it with another setting." command=${`agentrl run ${value.b.pipeline} --set STAGE.KEY=VALUE`} />`}`;
 }
 
@@ -45,7 +44,7 @@ function Run({ name, side, runs }) {
       ${!side && html`<option value="" selected>choose a run</option>`}${!known && side && html`<option value=${side.run_id} selected>${side.run_id}</option>`}
       ${runs.map((run) => html`<option value=${run.run_id} selected=${run.run_id === side?.run_id}>${run.run_id} ${run.pipeline} ${run.state}</option>`)}
     </select></td>
-    <td>${pieces(side?.pipeline ?? "")}</td><td>${side ? time(side.when) : ""}</td><td class="number">${seconds(side?.seconds)}</td><td>${side?.state ?? ""}</td><td><code>${pieces(side?.command ?? "")}</code></td></tr>`;
+    <td>${pieces(side?.pipeline ?? "")}</td><td>${side ? time(side.when) : ""}</td><td class="number">${seconds(side?.seconds)}</td><td>${side?.state ?? ""}</td><td class="wraps"><code>${pieces(side?.command ?? "")}</code></td></tr>`;
 }
 
 /** @param {{value: Compared, at: string | undefined}} props */
@@ -90,11 +89,11 @@ function Rows({ changed, at }) {
   const of = (/** @type {number} */ solved, /** @type {number} */ n) => (n ? `${count(solved)} of ${count(n)}` : "–");
   return html`<h3>Rows of ${changed.output}: a has ${part(changed.a_artifact, changed.a)}, b ${part(changed.b_artifact, changed.b)}${changed.shared ? `, ${count(changed.shared)} of them the same` : ""}</h3>
     <p class="soft">${plural(changed.tasks, "task")} in both, ${count(changed.only_a)} in a alone, ${count(changed.only_b)} in b alone. ${plural(changed.differing, "task")} of both ${changed.differing === 1 ? "has" : "have"} another share of successes${changed.differing > changed.examples.length ? `; the first ${count(changed.examples.length)}` : ""}.</p>
-    ${changed.examples.length > 0 && html`<table class="lines"><thead><tr><th>task</th><th>prompt</th><th class="number">succeeded in a</th><th class="number">succeeded in b</th><th>change</th></tr></thead><tbody>
+    ${changed.examples.length > 0 && html`<${Wide} label="tasks with another outcome"><table class="lines"><thead><tr><th>task</th><th>prompt</th><th class="number">succeeded in a</th><th class="number">succeeded in b</th><th>change</th></tr></thead><tbody>
       ${changed.examples.map((example) => {
         const better = example.b_solved * example.a_n > example.a_solved * example.b_n;
-        return html`<tr><td><a href=${address("/task", { env: example.env, task_id: example.task_id, at })}>${pieces(example.task_id)}</a></td><td>${pieces(example.prompt)}</td>
+        return html`<tr><td><a href=${address("/task", { env: example.env, task_id: example.task_id, at })}>${pieces(example.task_id)}</a></td><td class="wraps">${pieces(example.prompt)}</td>
           <td class="number">${of(example.a_solved, example.a_n)}</td><td class="number">${of(example.b_solved, example.b_n)}</td><td class=${better ? "good" : "bad"}>${better ? "✓ gained" : "✗ lost"}</td></tr>`;
       })}
-    </tbody></table>`}`;
+    </tbody></table><//>`}`;
 }

@@ -59,10 +59,8 @@ function Shell({ tabs, others, page }) {
   return html`<header class="top">
       <a class="skip" href="#page">skip to the page</a>
       <nav aria-label="pages">${Object.entries(tabs).filter(([to]) => !filled.value || filled.value.includes(to) || to === path).map(([to, label]) => html`<a href=${to} aria-current=${path === to ? "page" : undefined}>${label}</a>`)}${room in others && html`<span aria-current="page">${others[room]}</span>`}</nav>
-      <${Stores} />
+      <div class="tools"><${Stores} /><button class="quiet" onClick=${turnTheme}>theme: ${theme.value}</button><button class="quiet" onClick=${showHelp}>keys: <kbd>?</kbd></button></div>
       <${Status} />
-      <button class="quiet" onClick=${turnTheme}>theme: ${theme.value}</button>
-      <button class="quiet" onClick=${showHelp}>keys: <kbd>?</kbd></button>
     </header>
     <div id="page" class=${`page ${room || "overview"}`} role="main" tabindex="-1">${page(path, room, id) ?? html`<h1>There is no page ${path}</h1><p><a href="/">${tabs["/"]}</a></p>`}</div>
     <${Said} /><${Help} />`;

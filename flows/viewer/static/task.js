@@ -1,13 +1,12 @@
 // All attempts at one task, over stages and versions of policies; any two of them side by side.
 import { json, useAnswer } from "./api.js";
 import { count, decimal, percent, plural } from "./format.js";
-import { useKeys } from "./keys.js";
-import { change, go, route, rowAddress, version } from "./location.js";
+import { change, route, rowAddress, version } from "./location.js";
 import { Prefixes } from "./prefixes.js";
 import { Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { fetchTokens } from "./tokens.js";
-import { html, useEffect } from "./ui.js";
+import { Wide, html, useEffect } from "./ui.js";
 import { Versus } from "./versus.js";
 
 /** @typedef {import("./wire.js").AttemptLine} Attempt */
@@ -25,14 +24,13 @@ export function TaskPage() {
     return { aligned, left, right };
   }, [a, b, at]);
   useEffect(() => void (value && (version.value = String(value.version))), [value]);
-  useKeys({ "/": { does: "filter the buffer", run: () => go("/buffer") } });
   if (problem) return html`<h1>${visible(task_id ?? "task")}</h1><${Problem} problem=${problem} />`;
   if (!value) return html`<h1>${visible(task_id ?? "task")}</h1><p class="soft waiting">reading the attempts …</p>`;
   return html`<h1>${visible(value.task_id)}</h1>
     <p class="soft">${pieces(value.env)}, ${plural(value.rows, "attempt")}</p>
     ${value.prompts.map((prompt) => html`<p class="prompt">${pieces(prompt)}</p>`)}
     <p class="soft">Press an attempt to choose it; two chosen ones are aligned below.</p>
-    <table class="lines strips"><thead><tr><th>stage</th><th>policy</th><th class="number">version</th><th class="number">success</th><th class="number">95 % interval</th><th class="number">n</th><th>attempts</th></tr></thead><tbody>
+    <${Wide} label="attempts by stage and policy"><table class="lines strips"><thead><tr><th>stage</th><th>policy</th><th class="number">version</th><th class="number">success</th><th class="number">95 % interval</th><th class="number">n</th><th>attempts</th></tr></thead><tbody>
       ${value.strips.map((strip) => html`<tr>
         <td>${pieces(strip.stage)}</td><td>${pieces(strip.policy)}${strip.greedy ? ", greedy" : strip.temperature === null || strip.temperature === 1 ? "" : `, temperature ${strip.temperature}`}</td><td class="number">${strip.policy_version}</td>
         <td class="number">${strip.success === null ? "–" : percent(strip.success)}</td>
@@ -40,7 +38,7 @@ export function TaskPage() {
         <td class="number">${count(strip.n)}</td>
         <td><div class="strip">${strip.attempts.map((attempt) => html`<${Mark} attempt=${attempt} a=${a} b=${b} />`)}</div>${strip.rows > strip.attempts.length && html`<span class="soft">the first ${count(strip.attempts.length)} of ${count(strip.rows)}</span>`}</td>
       </tr>`)}
-    </tbody></table>
+    </tbody></table><//>
     <${Prefixes} env=${value.env} task=${value.task_id} at=${at} rows=${value.rows} />
     ${sides.problem && html`<${Problem} problem=${sides.problem} />`}
     ${sides.value && html`<${Side} ...${sides.value} at=${at} />`}`;

@@ -6,12 +6,12 @@ import { Curves, LiveCurves } from "./curves.js";
 import { count, plural, time } from "./format.js";
 import { useKeys } from "./keys.js";
 import { lost, useChanges, usePulse } from "./live.js";
-import { address, change, go, route, version } from "./location.js";
+import { address, change, route, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { Stopped, farNow } from "./progress.js";
 import { Step } from "./step.js";
 import { pieces } from "./text.js";
-import { effect, html, useEffect, useState } from "./ui.js";
+import { effect, Wide, html, useEffect, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").TrainingStage} Stage */
 
@@ -29,7 +29,6 @@ export function TrainingPage() {
   useKeys({
     j: { does: "next step", run: () => move(1) },
     k: { does: "previous step", run: () => move(-1) },
-    "/": { does: "filter the buffer", run: () => go("/buffer") },
   });
   if (problem && !value) return html`<h1>Training</h1><${Problem} problem=${problem} />`;
   if (!value) return html`<h1>Training</h1><p class="soft waiting">reading the store …</p>`;
@@ -56,7 +55,7 @@ function move(by) {
 
 /** @param {{stages: Stage[], shown: Stage | undefined}} props */
 function List({ stages, shown }) {
-  return html`<table class="lines">
+  return html`<${Wide} label="stages that trained"><table class="lines">
     <thead><tr><th>stage</th><th>uses</th><th>run</th><th>when (UTC)</th><th class="number">steps</th></tr></thead>
     <tbody>${stages.map((listed) => html`<tr class=${listed === shown ? "chosen" : ""}>
       <td><a href=${link(listed)} aria-current=${listed === shown ? "true" : undefined}>${pieces(listed.artifact ?? listed.stage)}</a></td>
@@ -65,7 +64,7 @@ function List({ stages, shown }) {
       <td>${time(listed.when)}</td>
       <td class="number">${listed.artifact ? count(listed.steps) : ""}</td>
     </tr>`)}</tbody>
-  </table>`;
+  </table><//>`;
 }
 
 /** @param {{stage: Stage}} props */
@@ -141,10 +140,10 @@ function Lines({ curves, step, choose }) {
   const rows = curves.steps.slice(first, first + LINES);
   return html`<p>steps ${rows[0] ?? "–"} to ${rows[rows.length - 1] ?? "–"} of ${count(total)}
       <button disabled=${first === 0} onClick=${() => setStart(Math.max(0, first - LINES))}>earlier</button> <button disabled=${first + LINES >= total} onClick=${() => setStart(first + LINES)}>later</button></p>
-    <div class="wide-table" tabindex="0" role="region" aria-label="metrics by step"><table class="lines">
+    <${Wide} label="metrics by step"><table class="lines">
     <thead><tr><th>step</th>${[...curves.columns.keys()].map((name) => html`<th class="number">${name}</th>`)}</tr></thead>
     <tbody>${rows.map((row, i) => html`<tr class=${row === step ? "chosen" : ""}>
       <td><button class="quiet" aria-pressed=${row === step ? "true" : "false"} onClick=${() => choose(row)}>${row}</button></td>
       ${[...curves.columns.values()].map((values) => html`<td class="number">${number(values[first + i])}</td>`)}
-    </tr>`)}</tbody></table></div>`;
+    </tr>`)}</tbody></table><//>`;
 }

@@ -101,7 +101,6 @@ function Trajectory({ id, row, tokens }) {
     f: { does: "what became of this row", run: showFate },
     a: { does: "what people and judges said of this row", run: showAnnotations },
     x: { does: "select this row", run: () => select(id) },
-    "/": { does: "filter the buffer", run: () => go(address("/buffer", { at })) },
   });
   return html`<div class="trajectory">
     <${Title} id=${id} row=${row} at=${at} lens=${wanted} />

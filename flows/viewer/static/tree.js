@@ -6,7 +6,7 @@ import { useKeys } from "./keys.js";
 import { address, change, go, route, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces, visible } from "./text.js";
-import { html, useEffect, useMemo } from "./ui.js";
+import { Wide, html, useEffect, useMemo } from "./ui.js";
 
 /** @typedef {import("./wire.js").NodeBox} Node */
 
@@ -29,7 +29,6 @@ function All({ artifact, offset }) {
   const { at } = route.value.params;
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").SearchTrees>} */ (json("/api/search-trees", { artifact, offset, limit: PAGE }, stop)), [artifact, offset]);
   useEffect(() => void (version.value = null), []);
-  useKeys({ "/": { does: "filter the buffer", run: () => go(address("/buffer", { at })) } });
   if (problem) return html`<h1>Trees</h1><${Problem} problem=${problem} />`;
   if (!value) return html`<h1>Trees</h1><p class="soft waiting">reading the trees …</p>`;
   if (!value.artifact) return html`<h1>Trees</h1><${Empty} says="No stage searched a tree yet. The attempts at one task are drawn as a tree on the task's page." command="agentrl run methods/lats" />`;
@@ -37,9 +36,9 @@ function All({ artifact, offset }) {
     <p><select aria-label="artifact" onChange=${(/** @type {Event} */ event) => change({ artifact: /** @type {HTMLSelectElement} */ (event.target).value, offset: null })}>
       ${value.artifacts.map((name) => html`<option value=${name} selected=${name === value.artifact}>${name}</option>`)}
     </select> <span class="soft">${plural(value.total, "tree")}, a task each</span></p>
-    <table class="lines"><thead><tr><th>task</th><th class="number">nodes</th><th class="number">depth</th><th class="number">continuations</th><th class="number">mean reward, 95 % interval, n</th><th class="number">ends</th><th class="number">best reward</th></tr></thead><tbody>
+    <${Wide} label="trees by task"><table class="lines"><thead><tr><th>task</th><th class="number">nodes</th><th class="number">depth</th><th class="number">continuations</th><th class="number">mean reward, 95 % interval, n</th><th class="number">ends</th><th class="number">best reward</th></tr></thead><tbody>
       ${value.tasks.map((task) => html`<tr><td><a href=${address("/tree", { artifact: value.artifact, task_id: task.task_id, at })}>${pieces(task.task_id)}</a></td><td class="number">${count(task.nodes)}</td><td class="number">${task.depth}</td><td class="number">${count(task.visits)}</td><td class="number">${worth(task)}</td><td class="number">${count(task.ends)}</td><td class="number">${decimal(task.best)}</td></tr>`)}
-    </tbody></table>
+    </tbody></table><//>
     <p>${offset > 0 && html`<button onClick=${() => change({ offset: Math.max(0, offset - PAGE) || null })}>before</button>`} ${offset + PAGE < value.total && html`<button onClick=${() => change({ offset: offset + PAGE })}>next</button>`}</p>`;
 }
 
@@ -58,7 +57,6 @@ function One({ artifact, task }) {
     k: { does: "previous node", run: () => choose(Math.max(0, chosen - 1)) },
     b: { does: "next node of the best path", run: () => path.length && choose(path[(path.indexOf(chosen) + 1) % path.length]) },
     Enter: { does: "open the row at this node", run: () => here && go(rowOf(here, at)) },
-    "/": { does: "filter the buffer", run: () => go(address("/buffer", { at })) },
   });
   if (problem) return html`<h1>${visible(task)}</h1><${Problem} problem=${problem} />`;
   if (!value || !here) return html`<h1>${visible(task)}</h1><p class="soft waiting">reading the tree …</p>`;

@@ -1,5 +1,5 @@
 // A tree as a picture: boxes in columns, each joined to the one before. The server lays it out: x is the column of a box and y its row.
-import { html, useEffect, useRef, useState } from "./ui.js";
+import { Wide, html, useEffect, useRef, useState } from "./ui.js";
 
 /**
  * @typedef {{
@@ -94,7 +94,7 @@ function useNear(root, many) {
  */
 export function AsTable({ rows }) {
   const [open, setOpen] = useState(false);
-  return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}><summary>as a table</summary>${open && rows()}</details>`;
+  return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}><summary>as a table</summary>${open && html`<${Wide} label="the tree as a table">${rows()}<//>`}</details>`;
 }
 
 /** @param {string} text */

@@ -15,3 +15,6 @@ function element(type, props, ...children) {
 
 /** Text in `${}` becomes text nodes and attributes only: nothing from the store is ever parsed as HTML. */
 export const html = htm.bind(element);
+
+/** A table that scrolls sideways within the page. @param {{label: string, children?: any}} props */
+export const Wide = ({ label, children }) => html`<div class="wide-table" tabindex="0" role="group" aria-label=${label}>${children}</div>`;

@@ -4,42 +4,12 @@ import re
 from typing import Any
 
 import pytest
+from pages import LAID_OUT, PAGES, named
 from watched import PICTURES, Watched, both_themes, until
 
 from agentrl.datastore.buffer import TrajectoryBuffer
 
 pytestmark = pytest.mark.viewer
-
-PAGES = {
-    "overview": ("/", ".graph"),
-    "buffer": ("/buffer", ".grid [role=gridcell] a"),
-    "trajectory": ("/row/breach?lens=logprob&t=60", ".t"),
-    "text": ("/row/breach?lens=text", ".turn"),
-    "evaluations": ("/evaluation", ".lines"),
-    "task": ("/task?env=lookup&task_id=breach", ".strip"),
-    "pairs": ("/pair", ".lines"),
-    "curation": ("/curation", ".lines"),
-    "trees": ("/tree", ".lines"),
-    "tree": ("/tree?artifact=SEARCH&task_id=SEARCHED&node=1", ".drawing"),
-    "what-if": ("/?set=grpo.samples%3D2", ".what-if .tag"),
-    "runs": ("/runs", ".narrow"),
-    "part": ("/buffer?among=CURATED", ".part"),
-    "no-row": ("/row/nothing", ".problem"),
-}
-
-
-LAID_OUT = "document.fonts.ready.then(() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0))))"
-"""Fonts are there, and the layout with them was drawn: on a busy machine that may take longer than a page's content."""
-
-
-def named(seen: Watched, path: str) -> str:
-    """A path with the names of artifacts that this store has."""
-    if "SEARCH" in path:
-        trees = seen.ask("/api/search-trees")
-        path = path.replace("SEARCHED", trees["tasks"][0]["task_id"]).replace("SEARCH", trees["artifact"])
-    if "CURATED" in path:
-        path = path.replace("CURATED", seen.ask("/api/curation")["funnels"][0]["artifact"])
-    return path
 
 
 def total(page: Any) -> int:

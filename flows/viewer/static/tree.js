@@ -70,8 +70,7 @@ function One({ artifact, task }) {
     <${Drawing} boxes=${boxes} chosen=${chosen} choose=${choose} open=${(/** @type {number} */ i) => go(rowOf(value.nodes[i], at))} label=${`tree of ${boxes.length} nodes`} />
     <section aria-label="the chosen node" class="node">
       <h2>Node ${chosen}${here.best ? ", on the best path" : ""}</h2>
-      <p>${worth(here)}; ${count(here.own)} of these end here; found in round ${here.born}${here.terminal ? `; the episode ends here${here.reward === null ? "" : ` with reward ${decimal(here.reward)}`}` : ""}.
-        <a href=${rowOf(here, at)}>the row at its tokens</a></p>
+      <p>${worth(here)}; ${count(here.own)} of these end here; found in round ${here.born}${here.terminal ? `; the episode ends here${here.reward === null ? "" : ` with reward ${decimal(here.reward)}`}` : ""}. <a href=${rowOf(here, at)}>the row at its tokens</a></p>
       <pre>${pieces(here.text)}</pre>
     </section>
     <${AsTable} rows=${() => html`<table class="lines"><thead><tr><th class="number">node</th><th class="number">after</th><th class="number">mean reward, 95 % interval, n</th><th class="number">end here</th><th class="number">reward</th><th class="number">round</th><th>text</th></tr></thead><tbody>

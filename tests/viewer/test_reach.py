@@ -184,3 +184,16 @@ def test_escape_closes_dialogs_and_menus_and_the_focus_comes_back(sized: Watched
         page.keyboard.press("Escape")
         assert page.evaluate(f"document.activeElement.matches('{menu} > summary')")
         assert page.locator(".menu:visible").count() == 0
+
+
+@pytest.mark.parametrize("width", [390, 700, 900, 1400])
+def test_tabs_stand_in_one_line_or_in_columns(browser: Any, url: str, width: int) -> None:
+    places = "(all) => all.map((tab) => tab.getBoundingClientRect()).map(({ left, top }) => [left, top])"
+    with window(browser, url, viewport={"width": width, "height": 600}) as seen:
+        page = drawn(seen, "trajectory")
+        tabs = page.eval_on_selector_all("nav[aria-label=pages] > *", places)
+        lines = [[left for left, top in tabs if top == line] for line in sorted({top for _, top in tabs})]
+        assert len(lines) == 1 if width >= 900 else len(lines) > 1
+        assert all(line == lines[0][: len(line)] for line in lines)
+        tools = page.eval_on_selector_all(".tools > button", places)
+        assert len({top for _, top in tools}) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 SMALL = os.environ.get("SCALE") == "small"
 STEPS = 1 if SMALL else 6
-BATCH = 32
+BATCH = 8 if SMALL else 32
 
 Side = Callable[[], object]
 """Takes ``STEPS`` optimiser steps, and returns its seconds if not all of its time counts."""

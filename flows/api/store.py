@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentrl.datastore.search.experience import Demonstration
     from agentrl.flows.api.cuts import Cut
     from agentrl.flows.api.servers import ModelServer, View
-    from agentrl.pipelines.replay import Replayed
+    from agentrl.pipelines.replay.step import Replayed
     from agentrl.pipelines.results.compare import Comparison
     from agentrl.pipelines.results.lineage import Lineage
     from agentrl.schemas.trajectory import Trajectory
@@ -302,7 +302,7 @@ class Store:
 
     def replay(self, stage: str, step: int, *, set: dict[str, Any] | None = None) -> "Replayed":
         """Compute one training step again from Parquet; ``set`` changes settings of that step only."""
-        from agentrl.pipelines.replay import replay
+        from agentrl.pipelines.replay.step import replay
 
         settings = [f"{key}={value}" for key, value in (set or {}).items()]
         return replay(self.catalog, self.stage(stage).manifest, step, settings)

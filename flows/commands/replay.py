@@ -24,8 +24,8 @@ def replay(
     """Compute one training step again from Parquet, and compare it with what was recorded. --set changes a
     setting of that step only."""
     from agentrl.pipelines.file.library import search_in
-    from agentrl.pipelines.replay import ReplayError
-    from agentrl.pipelines.replay import replay as compute
+    from agentrl.pipelines.replay.settings import ReplayError
+    from agentrl.pipelines.replay.step import replay as compute
     from agentrl.pipelines.results.lineage import find_artifact
 
     search_in([Path.cwd()])  # a class of the user's own

@@ -226,7 +226,7 @@ def test_a_stage_trains_through_deepspeed_and_replays_in_one_process(
     from agentrl.datastore.artifacts.catalog import Catalog
     from agentrl.pipelines.file.load import load
     from agentrl.pipelines.plan.plan import make_plan
-    from agentrl.pipelines.replay import replay
+    from agentrl.pipelines.replay.step import replay
     from agentrl.pipelines.results.lineage import find_artifact
     from agentrl.pipelines.run.execute import job_of, perform
 

@@ -26,7 +26,9 @@ from agentrl.pipelines.diagnose import _case
 from agentrl.pipelines.file.library import resolve
 from agentrl.pipelines.file.load import load
 from agentrl.pipelines.plan.plan import make_plan
-from agentrl.pipelines.replay import ReplayError, _changed, _steps, objective_of, replay
+from agentrl.pipelines.replay.recorded import steps_of
+from agentrl.pipelines.replay.settings import ReplayError, changed_by, objective_of
+from agentrl.pipelines.replay.step import replay
 from agentrl.pipelines.results.learned import learned_by, rows_of_step
 from agentrl.pipelines.results.lineage import find_artifact
 from agentrl.pipelines.run.execute import job_of, perform
@@ -122,7 +124,7 @@ def test_steps_know_their_rows_and_rows_their_steps(catalog: Catalog, stage: str
     manifest = find_artifact(catalog, stage)
     config = resolve(manifest.ingredients.uses).config.model_validate(manifest.ingredients.config)
     seen: dict[str, set[int]] = {}
-    for number, batches, _ in _steps(catalog, manifest, config):
+    for number, batches, _ in steps_of(catalog, manifest, config):
         result = rows_of_step(catalog, manifest, number)
         trained = result.filter(result["trained"])
         expected = [name for batch in batches for name in batch.ids()]
@@ -277,7 +279,7 @@ def test_another_loss_or_knob_changes_that_step(catalog: Catalog) -> None:
 def test_a_step_of_one_loss_is_replayed_with_any_other_of_its_family(
     config: StageConfig, settings: list[str], objective: Objective
 ) -> None:
-    assert objective_of(_changed(config, settings)) == objective
+    assert objective_of(changed_by(config, settings)) == objective
 
 
 def test_the_doctor_computes_log_probs_again_with_the_model_that_sampled(catalog: Catalog) -> None:

@@ -10,7 +10,8 @@ from test_choices import changed, edit, own
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.pipelines.file.load import ResolvedPipeline, load
 from agentrl.pipelines.file.problems import SpecError
-from agentrl.pipelines.replay import ReplayError, replay
+from agentrl.pipelines.replay.settings import ReplayError
+from agentrl.pipelines.replay.step import replay
 from agentrl.pipelines.results.lineage import find_artifact
 
 CLASSES = """

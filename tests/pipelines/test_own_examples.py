@@ -17,7 +17,8 @@ from agentrl.datastore.errors import StoreError
 from agentrl.flows import cli
 from agentrl.pipelines.file.load import load
 from agentrl.pipelines.file.problems import SpecError
-from agentrl.pipelines.replay import ReplayError, replay
+from agentrl.pipelines.replay.settings import ReplayError
+from agentrl.pipelines.replay.step import replay
 from agentrl.pipelines.results.lineage import find_artifact
 
 OWN = sorted(path.name for path in EXAMPLES.glob("own_*"))

@@ -1,0 +1,103 @@
+"""What a training stage recorded of its steps, and the model that it started from."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow.compute as pc
+from pydantic import ValidationError
+
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.pipelines.file.external import pinned, with_paths
+from agentrl.pipelines.file.library import resolve
+from agentrl.pipelines.parts.common import ModelConfig, outside_policy
+from agentrl.pipelines.replay.settings import ReplayError, first_problem
+from agentrl.pipelines.stages.grpo import OnlineConfig
+from agentrl.pipelines.stages.train import TrainConfig
+from agentrl.schemas.manifest import Manifest
+
+if TYPE_CHECKING:
+    from agentrl.models.policy import Policy
+    from agentrl.training.rows import TrainingRows
+
+
+StepRows: TypeAlias = "list[TrainingRows]"
+
+
+def config_of(manifest: Manifest) -> Any:
+    """The config of a training stage. Models outside the store are at the very content that they had."""
+    ingredients = manifest.ingredients
+    stage = resolve(ingredients.uses)
+    try:
+        config = stage.config.model_validate(with_paths(ingredients.config, manifest.environment))
+    except ValidationError as error:
+        raise ReplayError(
+            f"the config of {ingredients.stage} cannot be read any more: {first_problem(error)}; if it names a "
+            "class of your own or a relative path, replay in the folder where it ran"
+        ) from None
+    if not isinstance(config, TrainConfig | OnlineConfig):
+        raise ReplayError(f"{ingredients.stage} is of stage {stage.name}, which trains nothing")
+    try:
+        return pinned(config, ingredients.externals)
+    except LookupError as error:
+        raise ReplayError(f"{ingredients.stage} cannot be replayed: {error.args[0]}") from None
+
+
+def _file(catalog: Catalog, manifest: Manifest, output: str) -> Path:
+    if output not in manifest.outputs:
+        raise ReplayError(f"{manifest.ingredients.stage} has no output {output!r}; run the stage again to record it")
+    return catalog.local(manifest, manifest.outputs[output].path)
+
+
+def _table(catalog: Catalog, manifest: Manifest, output: str) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(_file(catalog, manifest, output))
+
+
+def metrics_of(catalog: Catalog, manifest: Manifest, step: int) -> dict[str, float]:
+    rows = _table(catalog, manifest, "metrics").to_pylist()
+    matches = [row for row in rows if row["step"] == step]
+    if not matches:
+        raise ReplayError(f"step {step} was never taken; steps are 0 to {len(rows) - 1}")
+    return matches[0]
+
+
+def start_of(catalog: Catalog, manifest: Manifest, config: Any) -> "Policy":
+    """The policy that training started from."""
+    from agentrl.models.policy import Policy
+    from agentrl.models.tiny import init_model
+
+    for record in manifest.ingredients.inputs.get("model", []):
+        upstream = catalog.manifest(record.stage, record.fingerprint)
+        if upstream is None:
+            raise ReplayError(f"the model it started from, {record.stage}/{record.fingerprint[:8]}, was removed")
+        return Policy.load(catalog.local(upstream, upstream.outputs[record.output].path))
+    model: ModelConfig = config.model
+    if model.path is not None:
+        return outside_policy(model.path)
+    path = catalog.local(manifest, manifest.outputs["model"].path)
+    tokenizer = Policy.load(path).tokenizer
+    return Policy(init_model(tokenizer, manifest.ingredients.seed, model.size), tokenizer, name="tiny")
+
+
+def steps_of(catalog: Catalog, manifest: Manifest, config: Any) -> Iterator[tuple[int, StepRows, float]]:
+    """The rows of every step in order: its number in the metrics, its optimiser steps, and the guard's factor on lr."""
+    from agentrl.training.loop import epochs
+    from agentrl.training.rows import TrainingRows, parquet_batches, write_rows
+
+    if isinstance(config, TrainConfig):
+        with TemporaryDirectory(prefix="agentrl-replay-") as folder:
+            path = write_rows(Path(folder) / "rows.arrow", parquet_batches(_file(catalog, manifest, "rows")))
+            rows = TrainingRows.open(path)
+            batches = epochs(rows, config.batch, manifest.ingredients.seed)
+            for number, positions in zip(range(config.steps), batches, strict=False):
+                yield number, [rows.take(positions)], 1.0
+        return
+    scales = {row["step"]: row.get("lr_scale") or 1.0 for row in _table(catalog, manifest, "metrics").to_pylist()}
+    batches = _table(catalog, manifest, "batches")
+    for iteration in pc.unique(batches["iteration"]).sort().to_pylist():
+        made = batches.filter(pc.equal(batches["iteration"], iteration))
+        steps = [made.filter(pc.equal(made["step"], step)) for step in pc.unique(made["step"]).sort().to_pylist()]
+        yield iteration, [TrainingRows.of_table(step) for step in steps], scales[iteration]

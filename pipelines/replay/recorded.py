@@ -50,14 +50,15 @@ def _file(catalog: Catalog, manifest: Manifest, output: str) -> Path:
     return catalog.local(manifest, manifest.outputs[output].path)
 
 
-def _table(catalog: Catalog, manifest: Manifest, output: str) -> Any:
+def table_of(catalog: Catalog, manifest: Manifest, output: str) -> Any:
+    """The table that a stage put out. Raises ReplayError if it has no such output."""
     import pyarrow.parquet as pq
 
     return pq.read_table(_file(catalog, manifest, output))
 
 
 def metrics_of(catalog: Catalog, manifest: Manifest, step: int) -> dict[str, float]:
-    rows = _table(catalog, manifest, "metrics").to_pylist()
+    rows = table_of(catalog, manifest, "metrics").to_pylist()
     matches = [row for row in rows if row["step"] == step]
     if not matches:
         raise ReplayError(f"step {step} was never taken; steps are 0 to {len(rows) - 1}")
@@ -83,7 +84,8 @@ def start_of(catalog: Catalog, manifest: Manifest, config: Any) -> "Policy":
 
 
 def steps_of(catalog: Catalog, manifest: Manifest, config: Any) -> Iterator[tuple[int, StepRows, float]]:
-    """The rows of every step in order: its number in the metrics, its optimiser steps, and the guard's factor on lr."""
+    """The rows of every step in order: its number in the metrics, its optimiser steps, and the guard's factor on lr. An
+    iteration of an online stage that updated nothing has no rows."""
     from agentrl.training.loop import epochs
     from agentrl.training.rows import TrainingRows, parquet_batches, write_rows
 
@@ -95,9 +97,9 @@ def steps_of(catalog: Catalog, manifest: Manifest, config: Any) -> Iterator[tupl
             for number, positions in zip(range(config.steps), batches, strict=False):
                 yield number, [rows.take(positions)], 1.0
         return
-    scales = {row["step"]: row.get("lr_scale") or 1.0 for row in _table(catalog, manifest, "metrics").to_pylist()}
-    batches = _table(catalog, manifest, "batches")
-    for iteration in pc.unique(batches["iteration"]).sort().to_pylist():
-        made = batches.filter(pc.equal(batches["iteration"], iteration))
+    scales = {row["step"]: row.get("lr_scale") or 1.0 for row in table_of(catalog, manifest, "metrics").to_pylist()}
+    batches = table_of(catalog, manifest, "batches")
+    for iteration, scale in sorted(scales.items()):
+        made = batches.filter(pc.equal(batches["iteration"], int(iteration)))
         steps = [made.filter(pc.equal(made["step"], step)) for step in pc.unique(made["step"]).sort().to_pylist()]
-        yield iteration, [TrainingRows.of_table(step) for step in steps], scales[iteration]
+        yield int(iteration), [TrainingRows.of_table(step) for step in steps], scale

@@ -1,6 +1,8 @@
 """What ``--set`` changes of a training step."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -15,13 +17,26 @@ if TYPE_CHECKING:
 
 
 KNOBS = ("algorithm", "objective", "optimizer", "beta", "nll", "length_normalized")
-"""What ``--set`` may change: what acts on a step whose rows, with their advantages, are recorded."""
+"""What ``--set`` may change of a step."""
+
+OF_ROLLOUTS = ("rewards", "observe")
+"""What it may change beside them if the step is of an online stage, whose rollouts are stored."""
+
+ON_ROWS_ALONE = ("clip_low", "clip_high")
+"""Settings of an algorithm that leave rows and their advantages as they were recorded."""
 
 IN_ADVANTAGES = (
     *("advantage", "degenerate", "keep_uncertain", "resample", "overlong", "credit", "per_level", "off_policy"),
     *("level", "gamma", "lam", "critic_lam", "adaptive_alpha", "whiten", "critic", "coef", "outcome"),
 )
 """Settings of an algorithm that act before the step: they decide which rows there are, and their advantages."""
+
+BEFORE = {
+    "algorithm.resample": "it decided which tasks were sampled",
+    "algorithm.critic": "the critic was fitted by it before this step",
+    "optimizer.lora": "adapters were there from the first step on",
+}
+"""What acted before the step, and cannot be changed at it."""
 
 
 class ReplayError(ValueError):
@@ -53,39 +68,103 @@ def _family(config: BaseModel) -> type[BaseModel]:
     return next((family for family in (OnlineConfig, PreferenceConfig) if isinstance(config, family)), type(config))
 
 
-def changed_by(config: Any, settings: Sequence[str]) -> Any:
+@dataclass(frozen=True)
+class StepChange:
+    """A stage's ``config`` with other settings for one step. ``weights`` are those of stored components of the reward,
+    by name. ``of_rows`` says whether the settings act on rows and advantages, which are then computed again from the
+    stored rollouts."""
+
+    config: Any
+    weights: dict[str, float]
+    of_rows: bool
+
+
+def changed_by(config: Any, settings: Sequence[str]) -> StepChange:
     """The config with ``settings``. Raises ReplayError that names a setting which cannot be changed or is wrong."""
     if isinstance(config, DPOConfig):
         own = ("beta", "nll", "length_normalized")
         shared = {name: getattr(config, name) for name in TrainConfig.model_fields}
         settings = [f"objective.{setting}" if setting.partition("=")[0] in own else setting for setting in settings]
         config = PreferenceConfig.model_validate(shared | {"objective": objective_of(config)})
+    online = isinstance(config, OnlineConfig)
     document = config.model_dump(mode="json")
-    for setting in sorted(settings, key=lambda setting: not setting.partition("=")[0].endswith(".type")):
-        path, equals, text = setting.partition("=")
-        keys = path.split(".")
-        if not equals or keys[0] not in KNOBS or keys[0] not in document:
-            allowed = [knob for knob in KNOBS if knob in document]
-            hint = did_you_mean(keys[0], allowed)
-            raise ReplayError(f"--set {setting}: allowed are NAME=VALUE of {', '.join(allowed)}{hint}")
-        if keys[0] == "algorithm" and keys[1:] and keys[1] in IN_ADVANTAGES:
-            raise ReplayError(
-                f"--set {setting}: {keys[1]} acted on the recorded advantages; run the stage again with it"
-            )
-        if keys[1:] == ["type"]:  # choosing a type with no other key is the published algorithm
-            document[keys[0]] = {}
-        level = document
-        for key in keys[:-1]:
-            inside = level.get(key) or {}
-            if not isinstance(inside, dict):
-                raise ReplayError(f"--set {path}: {key} holds a value, not a mapping")
-            level[key] = dict(inside)
-            level = level[key]
-        try:
-            level[keys[-1]] = yaml_text.plain(text)
-        except yaml_text.YamlError as error:
-            raise ReplayError(f"--set {path}: the value {error.message}") from None
+    weights: dict[str, float] = {}
+    of_rows = False
+    for setting in sorted(settings, key=_rank):
+        path, keys = _checked(setting, config, document)
+        value = _value(setting)
+        of_rows |= online and keys[0] != "optimizer" and not (keys[0] == "algorithm" and keys[1:] in _ON_ROWS_ALONE)
+        if keys[0] == "rewards" and keys[1:]:
+            _weigh(setting, document["rewards"], weights, value)
+        else:
+            _set(document, path, keys, value)
     try:
-        return _family(config).model_validate(document)
+        changed: Any = _family(config).model_validate(document)
     except ValidationError as error:
         raise ReplayError(f"--set {' '.join(settings)}: {first_problem(error)}") from None
+    if online and changed.algorithm.needs_critic and config.algorithm.needs_critic:  # it is as it was fitted
+        algorithm = changed.algorithm.model_copy(update={"critic": config.algorithm.critic})
+        changed = changed.model_copy(update={"algorithm": algorithm})
+    return StepChange(changed, weights, of_rows)
+
+
+_ON_ROWS_ALONE = [[name] for name in ON_ROWS_ALONE]
+
+
+def _rank(setting: str) -> tuple[bool, bool]:
+    """Types come before the settings that they have, and lists of components before a weight of one."""
+    path = setting.partition("=")[0]
+    return not path.endswith(".type"), path.startswith("rewards.")
+
+
+def _checked(setting: str, config: Any, document: dict[str, Any]) -> tuple[str, list[str]]:
+    """The path of a setting, and its keys, if it can be changed."""
+    path, equals, _ = setting.partition("=")
+    keys = path.split(".")
+    online = isinstance(config, OnlineConfig)
+    allowed = [knob for knob in (*KNOBS, *(OF_ROLLOUTS if online else ())) if knob in document]
+    if not equals or keys[0] not in allowed:
+        inside = keys[0] in type(getattr(config, "algorithm", config)).model_fields and "algorithm" in allowed
+        hint = f"; did you mean 'algorithm.{path}'?" if inside else did_you_mean(keys[0], allowed)
+        raise ReplayError(f"--set {setting}: allowed are NAME=VALUE of {', '.join(allowed)}{hint}")
+    if why := BEFORE.get(".".join(keys[:2])):
+        raise ReplayError(f"--set {setting}: {why}; run the stage again with it")
+    if not online and keys[0] == "algorithm" and keys[1:] and keys[1] in IN_ADVANTAGES:
+        raise ReplayError(f"--set {setting}: {keys[1]} acted on the recorded advantages; run the stage again with it")
+    return path, keys
+
+
+def _value(setting: str) -> Any:
+    path, _, text = setting.partition("=")
+    try:
+        return yaml_text.plain(text)
+    except yaml_text.YamlError as error:
+        raise ReplayError(f"--set {path}: the value {error.message}") from None
+
+
+def _set(document: dict[str, Any], path: str, keys: list[str], value: Any) -> None:
+    level = document
+    for number, key in enumerate(keys[:-1]):
+        inside = level.get(key) or {}
+        if not isinstance(inside, dict):
+            raise ReplayError(f"--set {path}: {key} holds a value, not a mapping")
+        # choosing a type with no other key is the published algorithm
+        level[key] = {} if keys[number + 1 :] == ["type"] else dict(inside)
+        level = level[key]
+    level[keys[-1]] = value
+
+
+def _weigh(setting: str, components: Any, weights: dict[str, float], value: Any) -> None:
+    """Set the weight of a component of the stage's own, or if it has none of that name, of one that rows have."""
+    name = setting.partition("=")[0].removeprefix("rewards.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ReplayError(f"--set {setting}: a weight is a finite number, such as rewards.{name}=0.5")
+    for component in components if isinstance(components, list) else []:
+        if isinstance(component, dict) and name == _name_of(component):
+            component["weight"] = value
+            return
+    weights[name] = float(value)
+
+
+def _name_of(component: dict[str, Any]) -> str:
+    return component.get("name") or str(component.get("type", "")).rpartition(":")[2]

@@ -5,9 +5,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from replayed_stages import ONLINE, SPEC, store_of
 from typer.testing import CliRunner
 
 from agentrl.algorithms.base import Objective
@@ -28,7 +30,7 @@ from agentrl.pipelines.file.load import load
 from agentrl.pipelines.plan.plan import make_plan
 from agentrl.pipelines.replay.recorded import steps_of
 from agentrl.pipelines.replay.settings import ReplayError, changed_by, objective_of
-from agentrl.pipelines.replay.step import replay
+from agentrl.pipelines.replay.step import Retraining, replay
 from agentrl.pipelines.results.learned import learned_by, rows_of_step
 from agentrl.pipelines.results.lineage import find_artifact
 from agentrl.pipelines.run.execute import job_of, perform
@@ -37,71 +39,10 @@ from agentrl.pipelines.stages.grpo import GRPOConfig
 from agentrl.pipelines.stages.train import DPOConfig, PreferenceConfig
 from agentrl.schemas.manifest import Manifest
 
-SPEC = """
-name: small
-stages:
-  tasks: {uses: tasks.generate, with: {env: lookup, train: 6, dev: 2, heldout: 2}}
-  expert: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}}
-  sloppy: {uses: trajectories.synthesize, inputs: {tasks: tasks.train}, with: {noise: 1.0}}
-  # It learns two ways to act in each task, so that the rollouts of a group differ in reward.
-  warm:
-    uses: train.sft
-    inputs: {trajectories: [expert, sloppy]}
-    with: {model: {init: tiny, size: {layers: 3}}, steps: 50, batch: 6, optimizer: {lr: 5.0e-3, warmup: 10}}
-  sample:
-    uses: trajectories.sample
-    inputs: {model: warm, tasks: tasks.train}
-    with: {samples: 4, sampling: {max_turn_tokens: 24, max_tokens: 120}}
-  adapted:
-    uses: train.sft
-    inputs: {trajectories: expert, model: warm}
-    with: {steps: 3, batch: 4, optimizer: {lr: 1.0e-3, lora: {rank: 2, alpha: 4}}, template_weight: 0.5}
-  pairs: {uses: pairs.agentq, inputs: {trajectories: sample}}
-  dpo: {uses: train.dpo, inputs: {pairs: pairs, model: warm}, with: {steps: 3, batch: 2}}
-  kto: {uses: train.kto, inputs: {trajectories: [sample], model: warm}, with: {steps: 2, batch: 4}}
-  offline:
-    uses: train.offline
-    inputs: {trajectories: sample, model: warm}
-    with: {steps: 2, batch: 4, observe: {tool: 0.2}, algorithm: {type: rloo, off_policy: {truncate: 2.0}}}
-"""
-LORA = ", lora: {rank: 2, alpha: 4}"
-ONLINE = {
-    "plain": "{type: grpo}",
-    "low-rank": "{type: grpo}",
-    "ppo": "{type: ppo, level: turn, kl: {where: reward, estimator: k1}}",
-    "vapo": "{type: vapo, critic: {pretrain: 1}, per_level: true, off_policy: {vtrace: [1.0, 1.0]}}",
-    "subgoal": "{type: grpo, credit: subgoal}\n      observe: {tool: 0.3}",
-}
-for name, algorithm in ONLINE.items():
-    SPEC += f"""
-  {name}:
-    uses: train.online
-    inputs: {{model: warm, tasks: tasks.train}}
-    with:
-      iterations: 2
-      tasks: 6
-      samples: 4
-      updates: 2
-      max_tokens: 120
-      max_turn_tokens: 24
-      optimizer: {{lr: 1.0e-3{LORA if name == "low-rank" else ""}}}
-      algorithm: {algorithm}
-"""
-SPEC += """
-  judged: {uses: evaluate.policy, inputs: {model: plain, tasks: tasks.dev}, with: {max_tokens: 120}}
-  told: {uses: report.training, inputs: {evaluations: judged.results, metrics: [warm.metrics, plain.metrics]}}
-"""
-
 
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
-    folder: Path = tmp_path_factory.mktemp("replay")
-    (folder / "small.yaml").write_text(SPEC)
-    store = Catalog(folder / "store")
-    plan = make_plan(load(str(folder / "small.yaml")), store, str(folder / "store"))
-    for step in plan.to_run:
-        perform(job_of(step, plan, "test-run"))
-    return store
+    return store_of(tmp_path_factory.mktemp("replay"))
 
 
 @pytest.mark.parametrize(
@@ -259,11 +200,99 @@ def test_what_is_replayed_are_rollouts_that_differ_in_reward(catalog: Catalog, s
     assert any(weight < 0 for row in weights for weight in row)
 
 
+@pytest.mark.parametrize("stage", ONLINE)
+def test_rows_that_are_made_again_are_the_recorded_ones_to_the_last_bit(catalog: Catalog, stage: str) -> None:
+    again = replay(catalog, find_artifact(catalog, stage), 1, ["algorithm.degenerate=keep"])
+    names = [name for name in again.replayed if name != "cosine"]
+    assert [again.replayed[name] for name in names] == [again.recorded[name] for name in names]
+    assert {"loss", "grad_norm", "reward", "trained_rows", "trained_groups", "trained_tokens"} <= set(names)
+    assert again.replayed["cosine"] == pytest.approx(1.0, abs=1e-9)
+    assert again.turned == ()
+
+
+def _made(catalog: Catalog, *settings: str) -> tuple[dict[str, float], dict[str, np.ndarray], int]:
+    """Rewards of the rollouts of step 1 of ``plain`` by id, the weight of each row that is trained on by ``settings``,
+    and the number of rows."""
+    manifest = find_artifact(catalog, "plain")
+    config = resolve(manifest.ingredients.uses).config.model_validate(manifest.ingredients.config)
+    training = Retraining(catalog, manifest, config, changed_by(config, settings))
+    recorded = {number: batches for number, batches, _ in steps_of(catalog, manifest, config)}
+    batches = training.made(1, recorded[1], 1.0).batches
+    table = pa.concat_tables([rows.table() for rows in batches]).to_pylist()
+    assert training.again is not None
+    rows = training.again.rollouts.of(1)
+    weights = {row["row_id"]: row["weights"][row["mask"].index(True)] for row in table}
+    return {row.trajectory_id: row.scored_reward() for row in rows}, weights, len(rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "gained"),
+    [
+        (["algorithm.type=dr_grpo", "algorithm.degenerate=keep"], 0.0),
+        (["algorithm.type=dr_grpo", 'rewards=[{type: "replayed_stages:First", weight: 0.5}]'], 0.5),
+    ],
+)
+def test_advantages_by_other_settings_are_those_by_hand(catalog: Catalog, settings: list[str], gained: float) -> None:
+    """Dr. GRPO: the reward less the mean of its group, divided by a constant over all rows, kept or not."""
+    rewards, weights, count = _made(catalog, *settings)
+    names = list(rewards)
+    expected = {}
+    for start in range(0, len(names), 4):
+        group = [rewards[name] + gained * (number == 0) for number, name in enumerate(names[start : start + 4])]
+        for name, reward in zip(names[start : start + 4], group, strict=True):
+            expected[name] = reward - sum(group) / 4
+    live = {name: value for name, value in expected.items() if abs(value) > 1e-9}
+    assert weights == pytest.approx({name: value * len(live) / count for name, value in live.items()})
+
+
+def test_filters_leave_out_groups_and_what_the_loss_is_divided_by(catalog: Catalog) -> None:
+    rewards, kept, count = _made(catalog, "algorithm.degenerate=keep")
+    _, dropped, _ = _made(catalog, "algorithm.degenerate=drop")
+    assert kept.keys() == dropped.keys()
+    assert 0 < len(kept) < count
+    assert dropped == pytest.approx({name: weight * count / len(kept) for name, weight in kept.items()})
+    _, certain, _ = _made(catalog, "algorithm.keep_uncertain=0.17")  # the group of the highest variance, of 6
+    names = list(rewards)
+    spread = {start: np.var([rewards[name] for name in names[start : start + 4]]) for start in range(0, len(names), 4)}
+    start = max(spread, key=lambda start: spread[start])
+    assert set(certain) == set(names[start : start + 4])
+
+
+def test_a_reward_that_is_turned_round_turns_the_gradient_round(catalog: Catalog) -> None:
+    again = replay(catalog, find_artifact(catalog, "plain"), 1, ["rewards.exact_match=-1"])
+    assert again.replayed["cosine"] == pytest.approx(-1.0, abs=1e-6)
+    assert again.replayed["reward"] == -again.recorded["reward"]
+    assert again.replayed["trained_rows"] == again.recorded["trained_rows"] == len(again.turned)
+    assert set(again.turns) == {"+ to -", "- to +"}
+    assert all(row.replayed == pytest.approx(-row.recorded) for row in again.turned)
+    assert again.to_json()["turned"][0].keys() == {"trajectory_id", "recorded", "replayed"}
+
+
+def test_models_that_advantages_need_are_there_again(catalog: Catalog) -> None:
+    other = replay(catalog, find_artifact(catalog, "ppo"), 1, ["algorithm.lam=0.5"])  # the critic is fitted again
+    assert other.recorded["trained_tokens"] == other.replayed["trained_tokens"]
+    assert other.replayed["cosine"] < 0.9999
+    pulled = replay(catalog, find_artifact(catalog, "low-rank"), 1, ["algorithm.kl.coef=0.1"])
+    assert pulled.replayed["reference_kl"] > 0
+
+
+def test_a_step_is_not_compared_with_rollouts_that_do_not_give_it(catalog: Catalog) -> None:
+    manifest = find_artifact(catalog, "plain")
+    config = resolve(manifest.ingredients.uses).config.model_validate(manifest.ingredients.config)
+    training = Retraining(catalog, manifest, config, changed_by(config, ["algorithm.degenerate=drop"]))
+    recorded = {number: batches for number, batches, _ in steps_of(catalog, manifest, config)}
+    with pytest.raises(ReplayError, match="step 1: its rollouts no longer give the rows that it trained on"):
+        training.made(1, recorded[0], 1.0)
+    assert training.again is not None
+    training.again.rollouts.ids[1] = ["nobody-01234567-000000"]
+    with pytest.raises(ReplayError, match=r"rollouts of step 1 of plain are not in the buffer any more.*without them"):
+        training.made(1, recorded[1], 1.0)
+
+
 def test_another_loss_or_knob_changes_that_step(catalog: Catalog) -> None:
-    manifest = find_artifact(catalog, "ppo")
-    other = replay(catalog, manifest, 1, ["algorithm={type: gspo, entropy: 0.5}"])
+    other = replay(catalog, find_artifact(catalog, "ppo"), 0, ["algorithm={type: gspo, entropy: 0.5}"])
     assert not other.equal
-    assert not replay(catalog, manifest, 1, ["algorithm.entropy=0.3"]).equal
+    assert not replay(catalog, find_artifact(catalog, "plain"), 0, ["algorithm.entropy=0.3"]).equal
 
 
 @pytest.mark.parametrize(
@@ -279,7 +308,7 @@ def test_another_loss_or_knob_changes_that_step(catalog: Catalog) -> None:
 def test_a_step_of_one_loss_is_replayed_with_any_other_of_its_family(
     config: StageConfig, settings: list[str], objective: Objective
 ) -> None:
-    assert objective_of(changed_by(config, settings)) == objective
+    assert objective_of(changed_by(config, settings).config) == objective
 
 
 def test_the_doctor_computes_log_probs_again_with_the_model_that_sampled(catalog: Catalog) -> None:
@@ -309,8 +338,31 @@ def test_the_value_head_is_fitted_alone_first(catalog: Catalog) -> None:
         ("ppo", 0, ["algorithn.entropy=1"], "did you mean 'algorithm'"),
         ("ppo", 0, ["iterations=1"], "allowed are NAME=VALUE of algorithm, optimizer"),
         ("ppo", 0, ["algorithm.clip_low=7"], "less than 1"),
-        ("ppo", 0, ["algorithm.lam=0.5"], "lam acted on the recorded advantages"),
-        ("subgoal", 0, ["algorithm.kl.coef=0.1"], "grpo compares with a reference policy"),
+        ("offline", 0, ["algorithm.degenerate=drop"], "degenerate acted on the recorded advantages; run the stage"),
+        ("offline", 0, ["algorithm.kl.coef=0.1"], "rloo compares with a reference policy"),
+        ("plain", 0, ["degenerate=drop"], "rewards, observe; did you mean 'algorithm.degenerate'"),
+        ("plain", 0, ["algorithm.degenerate=dorp"], "algorithm.degenerate: Input should be 'drop' or 'keep'"),
+        ("plain", 0, ["algorithm.resample=1"], "it decided which tasks were sampled; run the stage again"),
+        ("ppo", 0, ["algorithm.critic.lr=1"], "the critic was fitted by it before this step"),
+        ("plain", 0, ["algorithm.type=ppo"], "ppo needs a critic, and grpo fitted none; run the stage again"),
+        ("plain", 0, ["algorithm.type=remax"], "remax needs a greedy rollout of each task, and grpo sampled none"),
+        ("plain", 0, ["algorithm.type=distill"], "distill needs a teacher"),
+        ("plain", 0, ["rewards.exact_match=much"], "a weight is a finite number, such as rewards.exact_match=0.5"),
+        ("plain", 0, ["rewards.exact_mach=1"], "they have environment, exact_match; did you mean 'exact_match'"),
+        ("plain", 0, ["rewards.exact_match=0"], "updated nothing with rewards.exact_match=0"),
+        ("plain", 0, ["rewards=[{type: format, weight: 2}]"], "the outcome carries at least half"),
+        (
+            "plain",
+            0,
+            ['rewards=[{type: "replayed_stages:Cart"}]'],
+            "the cart is closed.*put what is missing into final_s",
+        ),
+        (
+            "plain",
+            0,
+            ["rewards=[{type: judge, engines: [{type: openai, base_url: 'http://x', model: m}]}]"],
+            "asks a model",
+        ),
     ],
 )
 def test_what_cannot_be_replayed_is_said(
@@ -326,6 +378,10 @@ def test_the_command(catalog: Catalog) -> None:
     assert good.exit_code == 0
     assert "equal" in good.output
     assert "not equal" not in good.output
+    settings = ["--set", "rewards.exact_match=-1", "--store", store]
+    turned = CliRunner().invoke(app, ["plain", "--step", "0", *settings]).output
+    assert "changed for this step: rewards.exact_match=-1" in turned
+    assert re.search(r"rows with another sign: \d+ from [+-] to [+-], \d+ from [+-] to [+-]", turned)
     bad = CliRunner().invoke(app, ["warn", "--step", "3", "--store", store])
     assert bad.exit_code == 2
     assert "did you mean 'warm'" in bad.output

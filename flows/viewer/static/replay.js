@@ -28,7 +28,7 @@ export function Replay({ artifact, step }) {
   const command = `agentrl replay ${artifact} --step ${step}${settings.map((setting) => ` --set '${setting.replaceAll("'", "'\\''")}'`).join("")}`;
   const allowed = Boolean(writing.value?.key);
   return html`<h3>Replay</h3>
-    <p class="soft">The step is computed again from the recorded rows, with other settings if there are some: one in each line, such as algorithm.clip_high=0.3 or optimizer.lr=1e-5.</p>
+    <p class="soft">The step is computed again from what was recorded, with other settings if there are some: one in each line, such as algorithm.clip_high=0.3, algorithm.type=rloo or rewards.exact_match=0.5.</p>
     <div class="replay">
       <textarea rows="2" aria-label="replay with these settings" spellcheck=${false} value=${text} onInput=${(/** @type {Event} */ event) => setText(/** @type {HTMLTextAreaElement} */ (event.target).value)}></textarea>
       <button disabled=${!allowed || working} onClick=${() => send("/api/replay", { artifact, step, set: settings })}>replay${settings.length ? " with them" : ""}</button>

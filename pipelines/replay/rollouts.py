@@ -1,0 +1,156 @@
+"""The rows of a step, made again from the stored rollouts of an online stage, by the very code that made them."""
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.datastore.errors import StoreError
+from agentrl.pipelines.methods.echo.observed import weighing
+from agentrl.pipelines.replay.recorded import StepRows, table_of
+from agentrl.pipelines.replay.rewards import OtherRewards
+from agentrl.pipelines.replay.settings import ReplayError, StepChange
+from agentrl.pipelines.stages.checkpoints import number_of
+from agentrl.pipelines.stages.grpo import OnlineConfig
+from agentrl.schemas.manifest import Manifest
+from agentrl.schemas.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.models.policy import Policy
+    from agentrl.online.recorded import Recorded
+
+AGREE = 1e-3
+"""How far rows that are made again may be off the recorded ones, relative to them: log-probs of other hardware."""
+
+
+class Rollouts:
+    """The stored rollouts of an online stage, by the iteration that trained on them."""
+
+    def __init__(self, catalog: Catalog, manifest: Manifest, config: OnlineConfig) -> None:
+        self.buffer = TrajectoryBuffer(catalog.storage.uri)
+        self.stage = manifest.ingredients.stage
+        per_ticket = config.samples + config.algorithm.needs_greedy
+        tickets = table_of(catalog, manifest, "coverage").select(["ticket", "batch"]).to_pylist()
+        batch_of = {ticket["ticket"]: ticket["batch"] for ticket in tickets}
+        self.ids: dict[int, list[str]] = defaultdict(list)
+        for name in table_of(catalog, manifest, "trajectories")["trajectory_id"].to_pylist():
+            self.ids[batch_of.get(number_of(name) // per_ticket, -1)].append(name)
+
+    def of(self, iteration: int) -> list[Trajectory]:
+        """All rollouts of an iteration, in the order of their tickets. Raises ReplayError if some are not there."""
+        try:
+            rows = self.buffer.get_many(self.ids[iteration])
+        except (StoreError, LookupError) as error:
+            raise ReplayError(
+                f"the rollouts of step {iteration} of {self.stage} are not in the buffer any more ({error.args[0]}); "
+                "settings of the loss and of the optimizer can be replayed without them"
+            ) from None
+        return sorted(rows, key=lambda row: (number_of(row.trajectory_id), row.segment))
+
+
+class Again:
+    """An online stage that is trained again up to a step, whose rows a ``change`` makes from the stored rollouts."""
+
+    def __init__(
+        self, catalog: Catalog, manifest: Manifest, config: OnlineConfig, change: StepChange, policy: "Policy"
+    ) -> None:
+        from agentrl.online.learner import Learner
+        from agentrl.online.models import Models
+
+        self.config, self.change = config, change
+        self.rollouts = Rollouts(catalog, manifest, config)
+        self.rewards = OtherRewards(config.rewards, change.config.rewards, change.weights, self.rollouts.buffer)
+        _check_needs(config, change.config)
+        algorithm = change.config.algorithm
+        compared = algorithm.model_copy(update={"kl": algorithm.kl or config.algorithm.kl})
+        steps, seed = config.iterations * config.updates, manifest.ingredients.seed
+        self.models = Models(policy, compared, config.optimizer, steps, seed, config.updates)
+        self.learner = Learner(
+            policy,
+            config.algorithm,
+            config.optimizer,
+            iterations=config.iterations,
+            samples=config.samples,
+            seed=seed,
+            updates=config.updates,
+            models=self.models,
+            fork=config.fork,
+        )
+        self.trainer = self.models.trainer
+        self._as(config)
+
+    def earlier(self, number: int, batches: StepRows, lr_scale: float) -> None:
+        """Train again on what an iteration before the step recorded."""
+        from agentrl.online.recorded import Recorded
+
+        targets = self._batch(number, self.rollouts.of(number)).targets if self.models.critic else None
+        self.learner.update(Recorded(number, list(enumerate(batches)), targets, lr_scale, {}, []))
+
+    def made(self, number: int, recorded: StepRows) -> tuple["Recorded", list[Trajectory]]:
+        """What the step trains on by the change, and its rollouts.
+
+        Raises ReplayError if rows by the settings of the stage are not the ``recorded`` ones any more, or the change
+        cannot be computed from the rollouts.
+        """
+        rows = self.rollouts.of(number)
+        if not self.config.algorithm.needs_teacher and self._has_values(self.config):
+            _check_equal(recorded, self._batch(number, rows), number)
+        rewarded = self.rewards.of(rows)
+        self._as(self.change.config)
+        return self._batch(number, rewarded), rewarded
+
+    def group_of(self, row: Trajectory) -> str:
+        """The group that a rollout is compared in."""
+        from agentrl.online.credit import group_of
+
+        return group_of(row, self.change.config.algorithm.credit)
+
+    def _has_values(self, config: OnlineConfig) -> bool:
+        return not config.algorithm.needs_critic or self.models.critic is not None
+
+    def _batch(self, number: int, rows: list[Trajectory]) -> "Recorded":
+        from agentrl.online.loop import GREEDY
+
+        sampled, greedy = ([row for row in rows if (GREEDY in row.tags) == kind] for kind in (False, True))
+        try:
+            return self.learner.batch(number, sampled, greedy if self.learner.algorithm.needs_greedy else [])
+        except ValueError as error:
+            raise ReplayError(f"step {number} cannot be made from its rollouts: {error}") from error
+
+    def _as(self, config: OnlineConfig) -> None:
+        """Make rows, and minimise, by the settings of ``config``."""
+        from agentrl.online.observed import Observed
+
+        learner, weights = self.learner, weighing(config.observe)
+        learner.algorithm = self.models.algorithm = self.trainer.objective = config.algorithm
+        tokenizer = learner.policy.tokenizer
+        learner.observed = Observed(weights, lambda ids: str(tokenizer.decode(ids))) if weights else None
+
+
+def _check_needs(config: OnlineConfig, changed: OnlineConfig) -> None:
+    """Raise ReplayError if the changed algorithm needs what the stage did not make."""
+    kind, was = changed.algorithm.type, config.algorithm
+    lacks = {
+        f"a critic, and {was.type} fitted none": changed.algorithm.needs_critic and not was.needs_critic,
+        f"a greedy rollout of each task, and {was.type} sampled none": changed.algorithm.needs_greedy
+        and not was.needs_greedy,
+        "a teacher, whose log-probs are not recorded": changed.algorithm.needs_teacher,
+    }
+    for what, lacking in lacks.items():
+        if lacking:
+            raise ReplayError(f"algorithm.type: {kind} needs {what}; run the stage again with it")
+
+
+def _check_equal(recorded: StepRows, made: "Recorded", number: int) -> None:
+    """Raise ReplayError unless what was made again by the recorded settings is what was recorded."""
+    parts = [rows for _, rows in made.parts]
+    if [rows.ids() for rows in parts] == [rows.ids() for rows in recorded]:
+        pairs = [(old.lists("weights")[1], new.lists("weights")[1]) for old, new in zip(recorded, parts, strict=True)]
+        if all(np.allclose(old, new, rtol=AGREE, atol=1e-6) for old, new in pairs):
+            return
+    raise ReplayError(
+        f"step {number}: its rollouts no longer give the rows that it trained on, by its own settings: the code of the "
+        "algorithm, or the rollouts, changed since; run the stage again to compare advantages, rewards and filters"
+    )

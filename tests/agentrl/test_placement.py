@@ -1,6 +1,7 @@
 """Launchers: the same commands on this machine and over ssh. There is no second machine here: `ssh` is a script that
 runs its command on this one, with hardly any environment."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -55,10 +56,11 @@ def child_of(log: Path) -> psutil.Process:
 
 def is_gone(process: psutil.Process) -> bool:
     until = time.monotonic() + 20
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may go between the two questions
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
     return True
 
 

@@ -11,7 +11,7 @@ import shutil
 import signal
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Literal
@@ -100,9 +100,9 @@ class Bubblewrap(LocalPrograms):
     async def _run(
         self, command: Sequence[str], files: Mapping[str, bytes], limits: ResourceLimits, door: Path | None = None
     ) -> Ran:
-        with await asyncio.to_thread(archive, files) as packed, _owned(packed):
+        with await asyncio.to_thread(archive, files) as packed, _owned(packed) as release:
             async with Cgroup(limits) as cgroup:
-                ran = await self._attended(command, packed, limits, cgroup, door)
+                ran = await self._attended(command, packed, limits, cgroup, door, release)
                 if ran.stopped is None and cgroup.out_of_memory():
                     return Ran(ran.code, ran.stdout, ran.stderr, ran.seconds, "memory")
                 return ran
@@ -114,16 +114,21 @@ class Bubblewrap(LocalPrograms):
         limits: ResourceLimits,
         cgroup: Cgroup,
         door: Path | None,
+        release: Callable[[], None],
     ) -> Ran:
+        async def end(process: asyncio.subprocess.Process) -> None:
+            release()
+            with suppress(ProcessLookupError):
+                # the process tree inside ends with bwrap, and before it is set up, with bwrap's process group
+                os.killpg(process.pid, signal.SIGKILL)
+
         filtered = seccomp.readable()
         try:
             argv = [*_as_nobody(self._folders(), cgroup.doors), _tool("bwrap"), *self._view(limits, door)]
             argv += ["--seccomp", str(filtered), "--"]
             argv += ["/bin/sh", "-c", BEGIN, "sh", *_limited(limits, bool(cgroup.doors)), *command]
             # nothing of the host's variables or working folder goes in, not even into bwrap's own process
-            return await attended(
-                argv, packed, limits, {"PATH": SYSTEM_PATH}, _kill, folder="/", descriptors=[filtered]
-            )
+            return await attended(argv, packed, limits, {"PATH": SYSTEM_PATH}, end, folder="/", descriptors=[filtered])
         finally:
             os.close(filtered)
 
@@ -194,21 +199,16 @@ def _limited(limits: ResourceLimits, grouped: bool) -> list[str]:
 
 
 @contextmanager
-def _owned(packed: IO[bytes]) -> Iterator[None]:
-    """Hold a lock on this file while this process lives. What runs inside dies with its parents, but bwrap asks the
-    kernel for that late in its set-up: so the last thing before a program is to see whether the lock is still held."""
+def _owned(packed: IO[bytes]) -> Iterator[Callable[[], None]]:
+    """Hold a lock on this file while this process lives, until the function that this gives is called. What runs inside
+    dies with its parents, but bwrap asks the kernel for that late in its set-up: so the last thing before a program is
+    to see whether the lock is still held."""
     other = os.open(f"/proc/self/fd/{packed.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(other, fcntl.LOCK_EX)
-        yield
+        yield lambda: fcntl.flock(other, fcntl.LOCK_UN)
     finally:
         os.close(other)
-
-
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):
-        # the process tree inside ends with bwrap, and before it is set up, with bwrap's process group
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 @functools.cache

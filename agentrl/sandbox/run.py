@@ -111,16 +111,26 @@ async def attended(
     cancelled. When this returns, the program is gone. It starts in ``folder``, and gets the file
     ``descriptors``."""
     started = time.perf_counter()
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=stdin,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-        cwd=folder,
-        pass_fds=descriptors,
-        start_new_session=True,
+    starting = asyncio.create_task(
+        asyncio.create_subprocess_exec(
+            *argv,
+            stdin=stdin,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment,
+            cwd=folder,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
     )
+    try:
+        process = await asyncio.shield(starting)
+    except asyncio.CancelledError:  # asyncio would kill the first process alone, and wait for those that it started
+        process = await starting
+        with suppress(ProcessLookupError):
+            await end(process)
+        await process.wait()
+        raise
     kept, ended = (bytearray(), bytearray()), False
     stopped: Stop | None = None
     assert process.stdout is not None

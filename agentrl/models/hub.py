@@ -1,6 +1,7 @@
 """Models of the Hugging Face hub, in the cache of this machine (``HF_HOME``)."""
 
 import json
+import os
 import re
 import socket
 import sys
@@ -35,12 +36,19 @@ def on_machine(path: str | Path) -> Path | None:
     model = on_hub(path)
     if model is None or _is_whole(Path(path)):
         return Path(path) if Path(path).is_dir() else None
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    kept = Path(HF_HUB_CACHE) / f"models--{model.name.replace('/', '--')}"
+    kept = cache_folder(model.name)
     branch = kept / "refs" / model.revision
     folder = kept / "snapshots" / (branch.read_text() if branch.is_file() else model.revision)
     return folder if _is_whole(folder) else None
+
+
+def cache_folder(name: str) -> Path:
+    """The folder of a model of the hub in this machine's cache, whether it is there or not. It is where the hub's
+    client looks, which takes long to import."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+    home = Path(os.environ.get("HF_HOME", cache / "huggingface"))
+    hub = Path(os.environ.get("HF_HUB_CACHE", os.environ.get("HUGGINGFACE_HUB_CACHE", home / "hub")))
+    return hub.expanduser() / f"models--{name.replace('/', '--')}"
 
 
 def _is_whole(folder: Path) -> bool:

@@ -8,11 +8,10 @@ import fcntl
 import functools
 import os
 import shutil
-import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Literal
 
@@ -20,7 +19,7 @@ from pydantic import Field
 
 from agentrl.sandbox import seccomp
 from agentrl.sandbox.cgroups import Cgroup, places
-from agentrl.sandbox.run import LocalPrograms, Ran, ResourceLimits, SandboxError, archive, attended, room
+from agentrl.sandbox.run import LocalPrograms, Ran, ResourceLimits, SandboxError, archive, attended, kill, room
 
 FOLDER = "/tmp/work"
 """Where the files of a run are, and where it starts. All of /tmp is one file system in memory."""
@@ -118,9 +117,7 @@ class Bubblewrap(LocalPrograms):
     ) -> Ran:
         async def end(process: asyncio.subprocess.Process) -> None:
             release()
-            with suppress(ProcessLookupError):
-                # the process tree inside ends with bwrap, and before it is set up, with bwrap's process group
-                os.killpg(process.pid, signal.SIGKILL)
+            await kill(process)  # the process tree inside ends with bwrap, and before it is set up, with its group
 
         filtered = seccomp.readable()
         try:

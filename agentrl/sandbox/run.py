@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import signal
 import sys
 import tarfile
 import tempfile
@@ -126,10 +127,7 @@ async def attended(
     try:
         process = await asyncio.shield(starting)
     except asyncio.CancelledError:  # asyncio would kill the first process alone, and wait for those that it started
-        process = await starting
-        with suppress(ProcessLookupError):
-            await end(process)
-        await process.wait()
+        await _ended(await starting, end)
         raise
     kept, ended = (bytearray(), bytearray()), False
     stopped: Stop | None = None
@@ -147,14 +145,26 @@ async def attended(
         stopped = "wall_time"
     finally:
         if not ended:
-            with suppress(ProcessLookupError):
-                await end(process)
-            await process.wait()
+            await _ended(process, end)
     code = process.returncode or 0
     if stopped is None and code in (128 + 24, -24):  # SIGXCPU
         stopped = "cpu_time"
     seconds = time.perf_counter() - started
     return Ran(code if code >= 0 else 128 - code, bytes(kept[0]), bytes(kept[1]), seconds, stopped)
+
+
+async def kill(process: asyncio.subprocess.Process) -> None:
+    """Kill the process group of a program."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _ended(
+    process: asyncio.subprocess.Process, end: Callable[[asyncio.subprocess.Process], Awaitable[None]]
+) -> None:
+    with suppress(ProcessLookupError):
+        await end(process)
+    await process.wait()
 
 
 async def _read(

@@ -1,15 +1,12 @@
 """No sandbox: a temporary folder and time limits, for machines that have nothing better and code that is trusted."""
 
-import asyncio
 import os
-import signal
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from agentrl.sandbox.run import LocalPrograms, Ran, ResourceLimits, archive, attended, checked, room
+from agentrl.sandbox.run import LocalPrograms, Ran, ResourceLimits, archive, attended, checked, kill, room
 
 
 class Unsafe(LocalPrograms):
@@ -35,10 +32,5 @@ class Unsafe(LocalPrograms):
             environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "PYTHONHASHSEED": "0"}
             async with room():
                 return await attended(
-                    ["/bin/sh", "-c", shell, "sh", folder, *command], nothing, limits, environment, _kill
+                    ["/bin/sh", "-c", shell, "sh", folder, *command], nothing, limits, environment, kill
                 )
-
-
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

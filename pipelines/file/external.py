@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from agentrl.datastore.storage.digest import digest
+from agentrl.models.hub import cache_folder
 from agentrl.pipelines.file.fields import Key, dotted, leaves, replaced
 from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.stage import External
@@ -146,7 +147,7 @@ def pinned(config: C, hashed: Mapping[str, str]) -> C:
                 )
             whole = external.what == "model"
             return str(as_folder(name, whole)) if whole or external.what == "tokenizer" else value
-        folder = _hub_folder(name) / "snapshots" / revision
+        folder = cache_folder(name) / "snapshots" / revision
         if not folder.is_dir():
             raise LookupError(
                 f"{external.what} {name!r} of with.{dotted(key)} is not in the Hugging Face cache at revision "
@@ -157,14 +158,8 @@ def pinned(config: C, hashed: Mapping[str, str]) -> C:
     return replaced(config, swap)
 
 
-def _hub_folder(name: str) -> Path:
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache/huggingface"))
-    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    return hub / f"models--{name.replace('/', '--')}"
-
-
 def _cached_revision(name: str) -> str | None:
-    reference = _hub_folder(name) / "refs" / "main"
+    reference = cache_folder(name) / "refs" / "main"
     return reference.read_text().strip() if reference.is_file() else None
 
 

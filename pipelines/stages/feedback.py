@@ -127,16 +127,14 @@ def pairs_from_feedback(
 
     Raises ValueError if rows are of another tokenizer than the model's.
     """
-    from agentrl.datastore.annotations.current import current
+    from agentrl.datastore.curation.annotated import said
     from agentrl.models.policy import Tokenizing
 
     weights = weights_of(trajectories)
     rows = {row.trajectory_id: row for row in tokenised(context, trajectories, model)}
     speaker = Tokenizing(model.path, model.name)
-    given = current(context.buffer.annotations.frame(config.annotations)).filter(name=config.name)
+    given = said(context.buffer.annotations.frame(config.annotations), config.name, config.author_kind)
     given = given.filter(given["correction"].is_not_null() & given["trajectory_id"].is_in(list(rows)))
-    if config.author_kind is not None:
-        given = given.filter(author_kind=config.author_kind)
     pairs, made, dropped = _pairs(context, rows, given, speaker.codec, speaker.tokenizer_fingerprint)
     if made and not context.has_shard(0):
         context.append(made, 0)
@@ -248,12 +246,10 @@ def pairs_from_preferences(context: Context, config: PreferencesConfig, pairs: l
 
 def _votes(annotations: "pl.DataFrame", config: PreferencesConfig) -> dict[tuple[str, str], Counter[str]]:
     """How many authors say each value, by the id of the pair and of the row that was its chosen side then."""
-    from agentrl.datastore.annotations.current import current
+    from agentrl.datastore.curation.annotated import said
 
-    given = current(annotations).filter(name=config.name)
+    given = said(annotations, config.name, config.author_kind)
     given = given.filter(given["pair_id"].is_not_null() & given["value"].is_not_null())
-    if config.author_kind is not None:
-        given = given.filter(author_kind=config.author_kind)
     votes: dict[tuple[str, str], Counter[str]] = {}
     for preference in given.to_dicts():
         if preference["value"] not in ("chosen", "rejected", "tie"):

@@ -72,7 +72,7 @@ def test_each_process_says_why_a_download_failed(saved: Path, tmp_path: Path) ->
 def test_a_folder_that_lacks_weights_is_not_the_model(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a plan fetched may have a config alone, and what was killed may have half."""
     cache = saved.parent / "cache"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     kept = cache / f"models--org--small/snapshots/{REVISION}"
     kept.parent.mkdir(parents=True)
     saved.rename(kept)

@@ -61,20 +61,16 @@ def test_equal_values_have_equal_bytes(first: Any, second: Any) -> None:
 TOOLS = json.dumps([{"type": "function", "function": {"name": "f", "description": 'says "tools": []'}}])
 
 
-def request_read(text: str) -> Any:
+def request_read(text: str, read: Any = read_request) -> Any:
     try:
-        value, bad = read_request(text.encode())
+        value, bad = read(text.encode())
     except ValueError as error:
         return str(error)
     return repr(value), bad
 
 
 def body_read(text: str) -> Any:
-    try:
-        value, bad = read_body(text.encode())
-    except ValueError as error:
-        return str(error)
-    return repr(value), bad
+    return request_read(text, read_body)
 
 
 @pytest.mark.parametrize(

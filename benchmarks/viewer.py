@@ -120,7 +120,6 @@ def repetition(browser: Any, servers: dict[str, Server], stay: dict[str, Any], t
         tried(times, "Inspect", "trajectory", lambda: pages.inspect_sample(browser, other, times, turn, LENGTHS[0]))
     tried(times, "spans", "an element per token", lambda: pages.spans(browser, ours, times, turn, LENGTHS[0]))
     tried(times, OURS, "task", lambda: opened(lambda page: pages.task(page, times, turn, ROWS, ATTEMPTS)))
-    tried(times, OURS, "tree", lambda: opened(lambda page: pages.search_tree(page, times)))
     tried(times, OURS, "commits", lambda: pages.commits(browser, ours, times, buffer, COMMITS))
     if "Phoenix" in stay:
         tried(times, "Phoenix", "commits", lambda: pages.phoenix_commits(*stay["Phoenix"], times, 2))
@@ -130,7 +129,6 @@ def processor_times(browser: Any, ours: Server, times: Times) -> None:
     """Pages that are much work once more, for the processor time of their longest task."""
     work: dict[str, Callable[[Tab], None]] = {
         "task": lambda page: pages.task(page, Times(), 0, ROWS, ATTEMPTS),
-        "tree": lambda page: pages.search_tree(page, Times()),
     }
     work |= {f"{n:,} tokens": lambda page, n=n: pages.read(page, n) for n in LENGTHS}
 
@@ -222,14 +220,6 @@ def table(times: Times) -> None:
         report("  Trackio, growth of the heap", f"{times.median('live heap', 'Trackio'):.1f} MiB")
     servers(times)
     tasks(times)
-    for what, label in (("tree", f"search tree of {data.NODES:,} nodes"), ("node", "  the next node, by a key")):
-        figure(times, what, label)
-
-
-def figure(times: Times, what: str, label: str) -> None:
-    """A line without a target."""
-    if times.has(what):
-        report(f"{label}, median; p95 {times.p95(what):,.0f}", f"{times.median(what):,.0f} ms")
 
 
 def servers(times: Times) -> None:

@@ -1,7 +1,7 @@
 """The store that benchmarks/viewer.py opens, and its rows as other viewers take them.
 
 Beside the rows of ``buffer_data`` there are long trajectories, a task with 1,024 attempts, what a small pipeline
-left (a plan, models, evaluations), a search tree, a search index, and a tokenizer, so that token ids have text. The
+left (a plan, models, evaluations), a search index, and a tokenizer, so that token ids have text. The
 long ones show the same text in every viewer: their messages are the text of their tokens.
 """
 
@@ -22,16 +22,12 @@ from pathlib import Path
 import buffer_data
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.live_metrics import LiveLog
 from agentrl.datastore.artifacts.tokenizers import TokenBytes, keep
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.search.index import SearchIndex
-from agentrl.schemas.arrow import to_table
-from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
-from agentrl.schemas.node import NODE_SCHEMA, SearchNode
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA
 
 ROOT = Path(__file__).parents[1]
@@ -42,8 +38,6 @@ TOKENIZER = "bpe-32000-5a1f"
 TURN = 250
 """Tokens of a message of a long trajectory."""
 MANY = "task-many"
-NODES, SEARCH, SEARCHED = 2000, "5" * 32, "task-searched"
-"""Nodes of a search tree, its artifact and its task."""
 RUN, SERIES = "29990101-000000-bench", 40
 PIPELINE = """\
 name: bench
@@ -86,48 +80,6 @@ def make_store(folder: Path, rows: int, lengths: tuple[int, ...], attempts: int)
     for shard, table in enumerate(tables(rows, lengths, attempts)):
         buffer.append(table, stage="rollout", fingerprint="0" * 32, shard=shard)
     SearchIndex(buffer).refresh()
-    publish_search(Catalog(store), rows)
-
-
-def publish_search(catalog: Catalog, rows: int) -> None:
-    """The artifact of a search of :data:`NODES` nodes, each with up to four children, whose turns are of the rows."""
-    visits = [1] * NODES
-    for number in range(NODES - 1, 0, -1):
-        visits[(number - 1) // 4] += visits[number]
-    random = np.random.default_rng(SEED)
-    nodes = [
-        SearchNode(
-            node_id=f"n{number}",
-            parent_node=f"n{(number - 1) // 4}" if number else None,
-            task_id=SEARCHED,
-            depth=int(math.log(3 * number + 1, 4)),
-            trajectory_id=attempt_id(0, number % rows),
-            token_start=0,
-            token_end=60,
-            visits=count,
-            own=1,
-            total=float(random.random() * count),
-            reward=None,
-            terminal=False,
-            born=number,
-        )
-        for number, count in enumerate(visits)
-    ]
-    made = Ingredients(
-        scheme=1, stage="search", uses="search.tree", uses_version="1", config={}, seed=0, inputs={}, code={}
-    )
-    folder = catalog.staging("search", SEARCH)
-    pq.write_table(to_table(nodes, NODE_SCHEMA), folder / "nodes.parquet")
-    output = OutputRecord(kind=Kind.TABLE, path="nodes.parquet", digest="of a benchmark")
-    manifest = Manifest(
-        fingerprint=SEARCH,
-        ingredients=made,
-        outputs={"nodes": output},
-        run_id="",
-        created_at=datetime.now(UTC),
-        duration_s=0.0,
-    )
-    catalog.publish(manifest, folder)
 
 
 def tables(rows: int, lengths: tuple[int, ...], attempts: int) -> Iterator[pa.Table]:

@@ -237,20 +237,6 @@ def phoenix_commits(page: Tab, process: Any, times: Times, count: int) -> None:
         times.add("commit", "Phoenix", max(0.0, seen - committed * 1000))
 
 
-# pictures
-
-
-def search_tree(page: Tab, times: Times) -> None:
-    """A tree as large as one is drawn, then from node to node."""
-    path = f"/tree?artifact=search/{data.SEARCH[:8]}&task_id={data.SEARCHED}"
-    times.add("tree", OURS, page.act(follow(path), "bench.text('.leaf.chosen')"))
-    page.page.wait_for_timeout(500)
-    for number in range(1, 4):
-        there = f"bench.text('.node h2').startsWith('Node {number}')"
-        times.add("node", OURS, page.press("j", there))
-    long_task(times, "tree", page)
-
-
 # training that goes on
 
 

@@ -27,7 +27,6 @@ from agentrl.flows.viewer.wire.queries import (
     RunQuery,
     SaveQuery,
     SearchQuery,
-    SearchTreeQuery,
     SideQuery,
     SomeRows,
     StepQuery,
@@ -186,14 +185,6 @@ def _pair_text(reader: "StoreReader", request: Request, question: SideQuery) -> 
     return Response(body, media_type="text/plain; charset=utf-8")
 
 
-def _search_trees(reader: "StoreReader", request: Request, question: ArtifactPage) -> Response:
-    return _json(reader.search_trees(question.artifact, question.offset, question.limit))
-
-
-def _search_tree(reader: "StoreReader", request: Request, question: SearchTreeQuery) -> Response:
-    return _json(reader.search_tree(question.artifact, question.task_id, question.at))
-
-
 def _training(reader: "StoreReader", request: Request, question: Query) -> Response:
     return _json(reader.training())
 
@@ -284,8 +275,6 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/pair", PairQuery, _pair),
     ("/api/pair/tokens", SideQuery, _pair_tokens),
     ("/api/pair/text", SideQuery, _pair_text),
-    ("/api/search-trees", ArtifactPage, _search_trees),
-    ("/api/search-tree", SearchTreeQuery, _search_tree),
     ("/api/training", Query, _training),
     ("/api/training/metrics", ArtifactQuery, _metrics),
     ("/api/training/rows", StepQuery, _rows_of_step),

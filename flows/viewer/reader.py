@@ -15,7 +15,7 @@ from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import StoreError, UnknownTrajectoryError
 from agentrl.datastore.read.prefixes import sampled
 from agentrl.datastore.table.writer import SCALARS
-from agentrl.flows.viewer.pages import compare, curation, nodes, pairs, runs, tokens, training, trajectory, tree
+from agentrl.flows.viewer.pages import compare, curation, pairs, runs, tokens, training, trajectory, tree
 from agentrl.flows.viewer.pages.better import newest_two
 from agentrl.flows.viewer.pages.decoding import Decoded, decoded
 from agentrl.flows.viewer.pages.doctor import Doctor
@@ -44,7 +44,6 @@ from agentrl.flows.viewer.wire.compare import (
 from agentrl.flows.viewer.wire.overview import Overview, PlanAnswer
 from agentrl.flows.viewer.wire.queries import Filtered, Page
 from agentrl.flows.viewer.wire.runs import KnownSettings, RunsCompared
-from agentrl.flows.viewer.wire.search import SearchTree, SearchTrees
 from agentrl.flows.viewer.wire.training import LiveAnswer, RunAnswer, TrainingStage, TrainingStages
 from agentrl.flows.viewer.wire.trajectory import RowAnswer, ShownMessage
 from agentrl.pipelines.run.runs import all_runs
@@ -83,8 +82,7 @@ class StoreReader:
     def tabs(self) -> Filled:
         """Pages that have something to show. What shows runs is there from the first one on, whatever came of it."""
         made_now = self.artifacts.all()
-        outputs = [(name, output.kind) for made in made_now for name, output in made.outputs.items()]
-        kinds = {kind for _, kind in outputs}
+        kinds = {output.kind for made in made_now for output in made.outputs.values()}
         ran, rows = bool(all_runs(self.catalog)), self.tables.buffer.version is not None
         filled = {
             "/": True,
@@ -95,7 +93,6 @@ class StoreReader:
             "/training": ran,
             "/doctor": ran,
             "/curation": Kind.TRAJECTORIES in kinds,
-            "/tree": any(name == "nodes" for name, _ in outputs),
             "/labels": rows,
             "/runs": ran,
         }
@@ -242,33 +239,6 @@ class StoreReader:
         )
         drawn = tree.drawn(branches, [names[number] for number in chosen], success, reward, texts)
         return TaskTree(version=snapshot.version, rows=len(chosen), left_out=rows - len(chosen), branches=drawn)
-
-    def search_trees(self, artifact: str | None, offset: int, limit: int) -> SearchTrees:
-        return nodes.searched(self.artifacts, artifact, offset, limit)
-
-    def search_tree(self, artifact: str, task_id: str, at: str | None) -> SearchTree:
-        """The tree of one task, laid out. Raises RefusedError if there is none."""
-        snapshot = self.tables.at(at)
-        tree_nodes, left_out = nodes.nodes_of(self.artifacts, artifact, task_id)
-        ids = list(dict.fromkeys(node["trajectory_id"] for node in tree_nodes))
-        env, prompt, problem, texts = "", "", "", [""] * len(tree_nodes)
-        try:
-            rows = self.read(ids, nodes.ROW, snapshot)
-        except UnknownTrajectoryError as error:
-            problem = f"rows of this tree are not in version {snapshot.version}: {error}"
-        else:
-            env, prompt = rows["env"][0].as_py(), rows["prompt"][0].as_py()[: compare.PROMPT]
-            texts = [self._beginning(*part) for part in nodes.beginnings(rows, tree_nodes)]
-        return SearchTree(
-            version=snapshot.version,
-            artifact=artifact,
-            task_id=task_id,
-            env=env,
-            prompt=prompt,
-            left_out=left_out,
-            problem=problem,
-            nodes=nodes.drawn(tree_nodes, texts),
-        )
 
     def aligned(self, a: str, b: str, at: str | None) -> Aligned:
         (first, snapshot), (second, _) = (self.row_of(row_id, at) for row_id in (a, b))

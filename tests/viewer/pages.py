@@ -13,8 +13,6 @@ PAGES = {
     "task": ("/task?env=lookup&task_id=breach", ".strip"),
     "pairs": ("/pair", ".lines"),
     "curation": ("/curation", ".lines"),
-    "trees": ("/tree", ".lines"),
-    "tree": ("/tree?artifact=SEARCH&task_id=SEARCHED&node=1", ".drawing"),
     "what-if": ("/?set=grpo.samples%3D2", ".what-if .tag"),
     "runs": ("/runs", ".narrow"),
     "run": ("/run/RUN", ".lines"),
@@ -34,9 +32,6 @@ LAID_OUT = "document.fonts.ready.then(() => new Promise((done) => requestAnimati
 
 def named(seen: Watched, path: str) -> str:
     """A path with the names of artifacts that this store has."""
-    if "SEARCH" in path:
-        trees = seen.ask("/api/search-trees")
-        path = path.replace("SEARCHED", trees["tasks"][0]["task_id"]).replace("SEARCH", trees["artifact"])
     if "CURATED" in path:
         path = path.replace("CURATED", seen.ask("/api/curation")["funnels"][0]["artifact"])
     if "PAIRED" in path:

@@ -11,9 +11,7 @@ import pyarrow.parquet as pq
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.pipelines.stages.curate import DROPPED_SCHEMA, FUNNEL_SCHEMA
-from agentrl.schemas.arrow import to_table
 from agentrl.schemas.manifest import Ingredients, Kind, Manifest, OutputRecord
-from agentrl.schemas.node import NODE_SCHEMA, SearchNode
 from agentrl.schemas.pair import PAIR_SCHEMA
 from agentrl.schemas.trajectory import Message, RewardComponent, Span, ToolCall, Trajectory
 
@@ -50,8 +48,6 @@ PAYLOADS = (
     "&lt;script&gt;window.pwned=1&lt;/script&gt; &#60;img src=x onerror=window.pwned=1&#62;",
 )
 LONG = 100_000
-WIDE = 700
-"""Nodes of a tree of which only those around what is in view are drawn."""
 SIGNS = "a\u202eb\u200bc \u001b[31mred\u001b[0m \u0007 d\u2066e"
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 HUGE = "a line of a very long answer\n" * 10_000
@@ -69,28 +65,12 @@ def append_strange_rows(store: str) -> None:
 
 
 def _publish_strange_artifact(store: str, rows: list[Trajectory]) -> None:
-    """A curation with a rule for each payload, which dropped a row; trees and pairs of tasks that are payloads; a large
-    tree."""
+    """A curation with a rule for each payload, which dropped a row; pairs of tasks that are payloads."""
     ids = [row.trajectory_id for row in rows]
     dropped = [{"trajectory_id": name, "rule": rule} for name, rule in zip(ids, PAYLOADS, strict=True)]
     levels = [
         {"rule": rule, "before": 30 - n, "after": 29 - n, "dropped_examples": []} for n, rule in enumerate(PAYLOADS)
     ]
-    nodes = [
-        SearchNode(
-            node_id=str(n), parent_node=None, task_id=PAYLOADS[n], depth=0, trajectory_id=name, token_start=0,
-            token_end=0, visits=2, own=2, total=1.0, reward=None, terminal=False, born=0,
-        )
-        for n, name in enumerate(ids)
-    ]  # fmt: skip
-    nodes += [
-        SearchNode(
-            node_id=f"wide-{n}", parent_node=f"wide-{(n - 1) // 4}" if n else None, task_id="wide",
-            depth=round(math.log(3 * n + 1, 4)), trajectory_id="long", token_start=10 * n, token_end=10 * n + 10,
-            visits=1 + WIDE - n, own=1, total=1.0, reward=None, terminal=False, born=n,
-        )
-        for n in range(WIDE)
-    ]  # fmt: skip
     pair: dict[str, Any] = {
         "kind": "step",
         "chosen_reward": 1.0,
@@ -109,7 +89,6 @@ def _publish_strange_artifact(store: str, rows: list[Trajectory]) -> None:
     tables = {
         "dropped": pa.Table.from_pylist(dropped, schema=DROPPED_SCHEMA),
         "funnel": pa.Table.from_pylist(levels, schema=FUNNEL_SCHEMA),
-        "nodes": to_table(nodes, NODE_SCHEMA),
         "pairs": pa.Table.from_pylist(pairs, schema=PAIR_SCHEMA),
     }
     catalog, fingerprint = Catalog(store), ("57a46e" * 6)[:32]

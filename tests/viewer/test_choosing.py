@@ -1,10 +1,12 @@
-"""Pages of what was chosen and why, in a real browser: curation, trees, two runs, what-if plans."""
+"""Pages of what was chosen and why, in a real browser: curation, attempts as trees, two runs, what-if plans."""
 
 import re
 
 import pytest
-from strange_rows import PAYLOADS, WIDE
+from strange_rows import PAYLOADS
 from watched import Watched, until
+
+from agentrl.datastore.buffer import TrajectoryBuffer
 
 pytestmark = pytest.mark.viewer
 
@@ -29,59 +31,9 @@ def test_each_rule_opens_the_rows_that_it_dropped(seen: Watched) -> None:
     until(page, "!location.search.includes('among')")
 
 
-def test_a_search_tree_is_walked_by_keys_and_opens_its_rows(seen: Watched) -> None:
-    page = seen.open("/tree", ".lines")
-    page.locator(".lines a").first.click()
-    page.wait_for_selector(".leaf")
-    assert page.locator(".leaf.best").count() >= 2
-    page.get_by_text("as a table").click()
-    page.wait_for_selector("details tbody tr")
-    assert page.locator(".leaf").count() == page.locator("details tbody tr").count()
-    page.locator(".leaf.chosen").focus()
-    page.keyboard.press("ArrowRight")
-    until(page, "location.search.includes('node=')")
-    until(page, "document.activeElement.classList.contains('chosen')")
-    assert "n " in page.inner_text("section.node p")
-    assert page.inner_text("section.node pre").strip() != ""
-    page.keyboard.press("ArrowLeft")
-    until(page, "location.search.includes('node=0')")
-    page.keyboard.press("Escape")
-    page.evaluate("document.activeElement.blur()")
-    page.keyboard.press("b")
-    until(page, "document.querySelector('section.node h2').textContent.includes('best path')")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".t.now")
-
-
-def test_of_a_tree_of_many_nodes_those_in_view_are_drawn_and_keys_reach_all(seen: Watched) -> None:
-    page = seen.open("/tree?artifact=strange/57a46e57&task_id=wide", ".leaf")
-    until(page, "document.querySelectorAll('.leaf').length > 20")
-    assert page.locator(".leaf").count() < 300
-    assert seen.faults() == []  # not after the drawing was scrolled: then axe takes titles for text that is shown
-    corner = "document.querySelector('.drawing').scrollTo(1e6, 1e6)"
-    titles = "[...document.querySelectorAll('.leaf title')].map((one) => one.textContent).join()"
-    before = page.evaluate(titles)
-    page.evaluate(corner)
-    until(page, f"{titles} !== {before!r}")
-    assert page.locator(".leaf.chosen").count() == 1, "the stop of the tabulator stays where it was"
-    page.locator(".leaf.chosen").focus()
-    for key, node in [("ArrowRight", 1), ("ArrowRight", 5), ("ArrowRight", 21), ("ArrowRight", 85)] + [
-        ("ArrowDown", 85 + number) for number in range(1, 30)
-    ]:
-        page.keyboard.press(key)
-        until(page, f"location.search.endsWith('node={node}') && document.activeElement.matches('.chosen')")
-    inside = """(([leaf, box]) => leaf.top >= box.top && leaf.bottom <= box.bottom)(
-      [document.activeElement, document.querySelector('.drawing')].map((one) => one.getBoundingClientRect()))"""
-    until(page, inside)
-    page.get_by_text("as a table").click()
-    page.wait_for_selector("details tbody tr")
-    assert page.locator("details tbody tr").count() == WIDE
-
-
-def test_attempts_at_a_task_are_a_tree_with_mean_rewards(seen: Watched) -> None:
-    rows = seen.ask("/api/evaluations")["evaluations"]
-    assert rows
-    task = seen.ask("/api/search-trees")["tasks"][0]["task_id"]
+def test_attempts_at_a_task_are_a_tree_with_mean_rewards(seen: Watched, store: str) -> None:
+    query = "select task_id from trajectories where stage = 'grpo' order by task_id limit 1"
+    task = TrajectoryBuffer(store).sql(query)["task_id"][0]
     page = seen.open(f"/task?env=lookup&task_id={task}", ".leaf")
     branches = seen.ask(f"/api/task/tree?env=lookup&task_id={task}")["branches"]
     assert page.locator(".leaf").count() == len(branches) > 1

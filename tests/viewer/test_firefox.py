@@ -26,7 +26,6 @@ PAGES = {
     "/pair": ".lines",
     "/training": ".chart canvas",
     "/curation": ".lines",
-    "/tree": ".lines",
     "/runs": ".narrow",
 }
 

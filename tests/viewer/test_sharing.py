@@ -13,7 +13,7 @@ from agentrl.schemas.trajectory import Message, Trajectory
 
 pytestmark = pytest.mark.viewer
 FILTER = "stage = 'grpo' and not success"
-NAMES = ("", "buffer", "calls", "evaluation", "pair", "training", "doctor", "curation", "tree", "labels", "runs")
+NAMES = ("", "buffer", "calls", "evaluation", "pair", "training", "doctor", "curation", "labels", "runs")
 TABS = "[...document.querySelectorAll('nav[aria-label=pages] a')].map((tab) => tab.textContent)"
 
 
@@ -106,4 +106,4 @@ def test_tabs_come_with_what_they_show(browser: Any, url: str, tmp_path: Path) -
         until(page, f"{TABS}.join() === 'overview,buffer,calls,labels'", 30)  # without a reload
     with window(browser, url) as seen:
         tabs = seen.open("/", ".graph").evaluate(TABS)
-        assert {"evaluations", "pairs", "training", "doctor", "curation", "trees", "runs"} < set(tabs)
+        assert {"evaluations", "pairs", "training", "doctor", "curation", "runs"} < set(tabs)

@@ -14,7 +14,6 @@ const PAGES = [
   ["/training", "training", later(() => import("./training.js"), "TrainingPage")],
   ["/doctor", "doctor", later(() => import("./doctor.js"), "DoctorPage")],
   ["/curation", "curation", later(() => import("./curation.js"), "CurationPage")],
-  ["/tree", "trees", later(() => import("./tree.js"), "TreePage")],
   ["/labels", "labels", later(() => import("./labels.js"), "LabelsPage")],
   ["/runs", "runs", later(() => import("./runs.js"), "RunsPage")],
 ];

@@ -3,14 +3,12 @@ import { Wide, html, useEffect, useRef, useState } from "./ui.js";
 
 /**
  * @typedef {{
- *   parent: number | null, x: number, y: number, mark: string, line: string, under: string, best?: boolean, told: string,
+ *   parent: number | null, x: number, y: number, mark: string, line: string, under: string, told: string,
  * }} Box `mark` is a class that colours its rule, `line` and `under` its two lines, `told` all of it
  */
 
 const BOX = { width: 220, height: 36, gapX: 28, gapY: 6, margin: 8 };
 const LETTERS = 28; // of a line that fit into a box
-const MANY = 300; // boxes from which on only those around what is in view are drawn
-const AROUND = 400;
 
 /** @param {{x: number, y: number}} box */
 const left = (box) => BOX.margin + box.x * (BOX.width + BOX.gapX);
@@ -28,12 +26,6 @@ export function Drawing({ boxes, chosen, choose, open, label }) {
   useEffect(() => {
     root.current?.querySelector(".leaf.chosen")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }, [boxes, chosen]);
-  const near = useNear(root, boxes.length > MANY);
-  const seen = (/** @type {Box} */ from, /** @type {Box} */ to) => {
-    if (boxes.length <= MANY) return true;
-    const [above, below] = [Math.min(top(from), top(to)), Math.max(top(from), top(to)) + BOX.height];
-    return left(from) < near.right && left(to) + BOX.width > near.left && above < near.bottom && below > near.top;
-  };
   const move = (/** @type {KeyboardEvent} */ event) => {
     const pressed = event.key === "Enter" || event.key === " ";
     const next = pressed ? Math.max(0, chosen) : neighbour(boxes, Math.max(0, chosen), event.key);
@@ -46,9 +38,9 @@ export function Drawing({ boxes, chosen, choose, open, label }) {
   };
   return html`<div class="drawing" ref=${root} tabindex="0" role="region" aria-label=${label}>
     <svg width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`} role="group" aria-label=${label} onKeyDown=${move}>
-      ${boxes.map((box, i) => box.parent !== null && seen(boxes[box.parent], box) && html`<${Branch} key=${i} from=${boxes[box.parent]} to=${box} />`)}
-      ${boxes.map((box, i) => (seen(box, box) || i === Math.max(0, chosen)) && html`<g key=${i} class=${`leaf ${box.mark}${box.best ? " best" : ""}${i === chosen ? " chosen" : ""}`} transform=${`translate(${left(box)} ${top(box)})`}
-          role="button" tabindex=${i === Math.max(0, chosen) ? "0" : "-1"} aria-label=${`${cut(box.line)} ${box.under}${box.best ? ", on the best path" : ""}`} aria-pressed=${i === chosen ? "true" : "false"} onClick=${() => choose(i)}>
+      ${boxes.map((box, i) => box.parent !== null && html`<${Branch} key=${i} from=${boxes[box.parent]} to=${box} />`)}
+      ${boxes.map((box, i) => html`<g key=${i} class=${`leaf ${box.mark}${i === chosen ? " chosen" : ""}`} transform=${`translate(${left(box)} ${top(box)})`}
+          role="button" tabindex=${i === Math.max(0, chosen) ? "0" : "-1"} aria-label=${`${cut(box.line)} ${box.under}`} aria-pressed=${i === chosen ? "true" : "false"} onClick=${() => choose(i)}>
         <title>${box.told}</title>
         <rect width=${BOX.width} height=${BOX.height} />
         <rect class="rule" width="6" height=${BOX.height} />
@@ -57,35 +49,6 @@ export function Drawing({ boxes, chosen, choose, open, label }) {
       </g>`)}
     </svg>
   </div>`;
-}
-
-/**
- * The edges of what is drawn of a tree: what is in view, and somewhat more, so that a turn of the wheel finds it there.
- * @param {{current: HTMLElement | null}} root
- * @param {boolean} many
- */
-function useNear(root, many) {
-  const [near, setNear] = useState({ left: 0, right: 2 * AROUND, top: 0, bottom: 2 * AROUND });
-  useEffect(() => {
-    const box = root.current;
-    if (!box || !many) return;
-    let frame = 0;
-    const look = () => {
-      frame ||= requestAnimationFrame(() => {
-        frame = 0;
-        setNear({ left: box.scrollLeft - AROUND, right: box.scrollLeft + box.clientWidth + AROUND, top: box.scrollTop - AROUND, bottom: box.scrollTop + box.clientHeight + AROUND });
-      });
-    };
-    look();
-    box.addEventListener("scroll", look, { passive: true });
-    addEventListener("resize", look);
-    return () => {
-      cancelAnimationFrame(frame);
-      box.removeEventListener("scroll", look);
-      removeEventListener("resize", look);
-    };
-  }, [many]);
-  return near;
 }
 
 /**
@@ -105,7 +68,7 @@ function Branch({ from, to }) {
   const [x1, y1] = [left(from) + BOX.width, top(from) + BOX.height / 2];
   const [x2, y2] = [left(to), top(to) + BOX.height / 2];
   const middle = (x1 + x2) / 2;
-  return html`<path class=${`edge${to.best ? " lit" : ""}`} d=${`M${x1},${y1} C${middle},${y1} ${middle},${y2} ${x2},${y2}`} />`;
+  return html`<path class="edge" d=${`M${x1},${y1} C${middle},${y1} ${middle},${y2} ${x2},${y2}`} />`;
 }
 
 /** @param {Box[]} boxes @param {number} at @param {string} key */

@@ -91,11 +91,6 @@ class PairQuery(Query):
     pair_id: str
 
 
-class SearchTreeQuery(AtVersion):
-    artifact: str
-    task_id: str
-
-
 class SideQuery(PairQuery):
     side: Literal["chosen", "rejected"]
 

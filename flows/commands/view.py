@@ -145,9 +145,6 @@ def export(
     store: Store = "store",
     at: At = None,
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="At most so many rows, the first by id")] = None,
-    redact: Annotated[
-        list[str] | None, typer.Option("--redact", help="A regular expression; what it matches stays away; repeatable")
-    ] = None,
     force: Replace = False,
     as_json: Json = False,
 ) -> None:
@@ -160,22 +157,21 @@ def export(
         raise fail(f"error: there is no store at {store}; check --store")
     from agentrl.flows.viewer.offline.export import choose
     from agentrl.flows.viewer.offline.export import export as written
-    from agentrl.flows.viewer.offline.redaction import Redactor
     from agentrl.flows.viewer.reader import StoreReader
     from agentrl.flows.viewer.refused import RefusedError
 
-    redactor, reader = Redactor(redact or ()), StoreReader(store)
+    reader = StoreReader(store)
     try:
         snapshot = reader.tables.at(at)
     except RefusedError as error:
         raise fail(f"error: --at: {error}") from None
-    export_file = written(reader, choose(reader, selection, snapshot), snapshot, redactor, rows)
+    export_file = written(reader, choose(reader, selection, snapshot), snapshot, rows)
     partial = file.with_name(f".{file.name}.partial")
     partial.write_text(export_file.text, encoding="utf-8")
     partial.replace(file)
     about, size = export_file.contents, file.stat().st_size
     if as_json:
-        answer = about.model_dump(include={"version", "selection", "rows", "selected", "tokens", "redactions"})
+        answer = about.model_dump(include={"version", "selection", "rows", "selected", "tokens"})
         say_json({"file": str(file), "bytes": size, **answer, "columns": [column.name for column in about.columns]})
         return
     left = f" of {about.selected:,}" if about.selected > about.rows else ""
@@ -183,11 +179,6 @@ def export(
         f"{file}: {about.rows:,}{left} rows with {len(about.columns)} columns and {about.tokens:,} tokens, "
         f"version {about.version} of the buffer, {size / 1e6:.1f} MB"
     )
-    if (redactions := about.redactions) is not None:
-        say(f"redacted: {redactions.places:,} places and {redactions.tokens:,} tokens in {redactions.rows:,} rows")
-        if redactions.rows_without_tokens:
-            rows = redactions.rows_without_tokens
-            say(f"{rows:,} rows lost all of their tokens, because the text of their tokens is unknown")
 
 
 def _serve(stores: list[str], door: "Door", listening: socket.socket, labels: "LabelSchema | None") -> None:

@@ -1,4 +1,4 @@
-"""`agentrl view export`: what one file holds, what redaction takes out of it, and what is refused."""
+"""`agentrl view export`: what one file holds, and what is refused."""
 
 import base64
 import gzip
@@ -10,26 +10,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from viewer_store import FIRST, GRPO, Browser, keep_tokenizer, make_store, row
+from viewer_store import FIRST, GRPO, Browser, row
 
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import StoreError
 from agentrl.flows import cli
 from agentrl.flows.viewer.offline import bundle
 from agentrl.flows.viewer.offline.export import ExportedFile, TooLargeError, choose, export
-from agentrl.flows.viewer.offline.redaction import MARK, Redactor
 from agentrl.flows.viewer.reader import StoreReader
-from agentrl.schemas.trajectory import Message, RewardComponent, ToolCall
-
-SECRET = 'kö"nig-7731'
 
 
-def written(store: Path | str, selection: str = "true", *patterns: str, **options: Any) -> ExportedFile:
+def written(store: Path | str, selection: str = "true", **options: Any) -> ExportedFile:
     reader = StoreReader(str(store))
     snapshot = reader.tables.at(None)
-    return export(reader, choose(reader, selection, snapshot), snapshot, Redactor(patterns), **options)
+    return export(reader, choose(reader, selection, snapshot), snapshot, **options)
 
 
 def unpacked(file: str) -> tuple[dict[str, Any], dict[str, pa.Table]]:
@@ -49,38 +43,9 @@ def rows_of(tables: dict[str, pa.Table]) -> list[dict[str, Any]]:
     ]
 
 
-def all_text(file: str) -> str:
-    """Every text that a reader of the file could see, JSON decoded, and the file itself."""
-    about, tables = unpacked(file)
-    matches = [json.dumps(about, ensure_ascii=False)]
-    for table in tables.values():
-        matches += [
-            str(value) for column in table.columns if pa.types.is_string(column.type) for value in column.to_pylist()
-        ]
-    for entry in rows_of(tables):
-        matches += [
-            json.dumps(entry["answer"], ensure_ascii=False),
-            (entry["text"] or b"").decode(),
-            *texts_of(entry["answer"]),
-        ]
-    return "\n".join(matches)
-
-
-def texts_of(value: Any) -> list[str]:
-    if isinstance(value, str):
-        try:
-            inside = json.loads(value)
-        except ValueError:
-            inside = None
-        return [value, *(texts_of(inside) if isinstance(inside, dict | list) else [])]
-    if isinstance(value, dict):
-        return [text for pair in value.items() for entry in pair for text in texts_of(entry)]
-    return [text for inner in value for text in texts_of(inner)] if isinstance(value, list) else []
-
-
 def test_a_file_holds_what_the_server_answers(store: Path, browser: Browser) -> None:
     about, tables = unpacked(written(store).text)
-    assert (about["rows"], about["selected"], about["version"], about["redactions"]) == (24, 24, 3, None)
+    assert (about["rows"], about["selected"], about["version"]) == (24, 24, 3)
     assert len(about["columns"]) == len(tables["rows"].column_names) - len(about["facets"])
     result = {entry["answer"]["row"]["trajectory_id"]: entry for entry in rows_of(tables)}
     assert len(result) == about["rows"] == sum(about["parts"])
@@ -216,130 +181,6 @@ def test_a_page_gets_the_file_of_the_rows_that_it_shows(
     assert "agentrl view export" in refused["next"]
 
 
-# redaction
-
-
-def secret_row(number: int, tokenizer: str, **fields: Any) -> Any:
-    """A row that has the secret in every field, in JSON as JSON writes it, and in its tokens."""
-    escaped = json.dumps({"pin": SECRET, SECRET: [SECRET]})
-    tokens = f"<user>the pin is {SECRET}, {json.dumps(SECRET)}</user><assistant>{SECRET}!</assistant>".encode()
-    call = ToolCall(id=SECRET, name=SECRET, arguments=escaped)
-    messages = [
-        Message(role="system", content=f"say {SECRET}" + "x" * 30_000 + SECRET),
-        Message(role="user", content=f"a {SECRET}", name=SECRET),
-        Message(role="assistant", content=SECRET, reasoning=SECRET, tool_calls=[call]),
-        Message(role="tool", content=SECRET, tool_call_id=SECRET, name=SECRET),
-    ]
-    first = ("trajectory_id", "episode_id", "task_id", "group_id", "agent", "parent_id", "source", "env", "env_version")
-    texts = (*first, "split", "pipeline", "stage", "fingerprint", "run_id", "policy")
-    values: dict[str, Any] = dict.fromkeys(texts, f"{SECRET}-{number}")
-    values |= {"prompt": "y" * 295 + SECRET, "sampling": escaped, "tools": escaped, "final_state": escaped}
-    values |= {"tags": [SECRET], "reward_components": [RewardComponent(name=SECRET, value=1.0)], "messages": messages}
-    values |= {"input_ids": list(tokens), "action_mask": [True] * len(tokens), "logprobs": [-0.5] * len(tokens)}
-    values |= {"n_tokens": len(tokens), "n_action_tokens": len(tokens), "spans": []}
-    return row(number, tokenizer, **values | fields)
-
-
-@pytest.fixture(scope="module")
-def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("secrets")
-    name = keep_tokenizer(folder)
-    rows = [secret_row(1, name), secret_row(2, name), row(3, name), secret_row(4, "unknown-tokenizer")]
-    TrajectoryBuffer(folder).append(rows, stage="", fingerprint=GRPO)
-    return folder
-
-
-@pytest.mark.parametrize("pattern", ['kö"nig-\\d+', r"(?<=the pin is )[^,]+", re.escape(SECRET)])
-def test_what_is_redacted_is_nowhere_in_the_file(secrets: Path, pattern: str) -> None:
-    plain = all_text(written(secrets).text)
-    assert SECRET in plain
-    file = written(secrets, f"prompt like '%{SECRET}%' or true", pattern)
-    result = all_text(file.text)
-    for form in (SECRET, "nig-7731", json.dumps(SECRET)[1:-1], json.dumps(SECRET, ensure_ascii=False)[1:-1]):
-        assert form not in result, form
-    assert pattern not in result
-    about, tables = unpacked(file.text)
-    counts = about["redactions"]
-    assert (counts["patterns"], counts["rows"], counts["rows_without_tokens"]) == (1, 3, 1)
-    assert counts["tokens"] == 2 * (2 * len(SECRET.encode()) + len(json.dumps(SECRET)) - 2)
-    for entry in rows_of(tables):
-        ids = entry["tokens"]["id"].to_pylist()
-        known = bytes(number if number is not None and number < 256 else 0 for number in ids)
-        assert b"7731" not in known
-        assert "nig" not in known.decode(errors="ignore")
-        for name in ("logprob", "id"):
-            hidden = [position for position, number in enumerate(ids) if number is None]
-            assert all(entry["tokens"][name][position].as_py() is None for position in hidden)
-        lengths = {entry["tokens"]["length"][position].as_py() for position, number in enumerate(ids) if number is None}
-        assert lengths <= {0, len(MARK)}, "lengths tell nothing"
-    names = tables["rows"]["trajectory_id"].to_pylist()
-    assert len(set(names)) == 4, "ids stay different"
-    assert sorted(names) == sorted(entry["answer"]["row"]["trajectory_id"] for entry in rows_of(tables))
-
-
-def test_the_rest_of_a_redacted_row_stays(secrets: Path) -> None:
-    _, tables = unpacked(written(secrets, "true", 'kö"nig-\\d+').text)
-    first = next(entry for entry in rows_of(tables) if entry["answer"]["row"]["sample_index"] == 1)
-    assert first["text"].decode() == f"<user>the pin is {MARK}, {MARK}</user><assistant>{MARK}!</assistant>".replace(
-        f", {MARK}", f', "{MARK}"'
-    )
-    assert [message["role"] for message in first["answer"]["messages"]] == ["system", "user", "assistant", "tool"]
-    assert first["answer"]["messages"][1]["content"] == f"a {MARK}"
-    assert json.loads(first["answer"]["final_state"]) == {"pin": MARK, MARK: [MARK]}
-    start, length = first["tokens"]["start"].to_pylist(), first["tokens"]["length"].to_pylist()
-    assert b"".join(first["text"][a : a + b] for a, b in zip(start, length, strict=True)) == first["text"]
-
-
-def test_a_row_whose_text_nobody_knows_loses_its_tokens(secrets: Path) -> None:
-    _, tables = unpacked(written(secrets, "sample_index = 0", "pin").text)
-    [entry] = rows_of(tables)
-    assert entry["tokens"].num_rows == 0
-    assert b"tokenizer is not known" in entry["tokens"].schema.metadata[b"reason"]
-
-
-@pytest.fixture(scope="module")
-def one_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("random")
-    make_store(folder, rows=4)
-    return folder
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    secret=st.text("ab\"\\/é🙂\u202e\n<>'{}[]", min_size=4, max_size=9).filter(lambda value: "[redacted]" not in value),
-    around=st.text('xyz é🙂"\\', max_size=12),
-)
-def test_no_text_survives_that_was_redacted(secret: str, around: str) -> None:
-    redactor = Redactor([re.escape(secret)])
-    held = {"content": around + secret + around, "arguments": json.dumps({around + "k": around + secret, secret: 1})}
-    redactor.learn([*held.values()])
-    redactor.learned()
-    cleaned = redactor.clean(held)
-    assert all(secret not in text for text in texts_of(cleaned)), cleaned
-    text = (around + secret + json.dumps(secret) + around).encode()
-    table = pa.table(
-        {
-            "start": pa.array(range(len(text)), pa.int32()),
-            "length": pa.array([1] * len(text), pa.int32()),
-            "joined": pa.array([byte & 0xC0 == 0x80 for byte in text]),
-            "id": pa.array(list(text), pa.int32()),
-            "logprob": pa.array([-1.0] * len(text), pa.float32()),
-        }
-    )
-    shown, left = redactor.tokens(table, text)
-    assert left is not None
-    assert secret not in left.decode()
-    known = bytes(number for number in shown["id"].to_pylist() if number is not None)
-    assert secret.encode() not in known
-    assert len(shown) == len(table)
-
-
-@pytest.mark.parametrize(("pattern", "message"), [("(", "is no regular expression"), ("x*", "matches the empty text")])
-def test_a_wrong_pattern_is_refused(pattern: str, message: str) -> None:
-    with pytest.raises(StoreError, match=message):
-        Redactor([pattern])
-
-
 # the command
 
 
@@ -348,19 +189,15 @@ def test_the_command_writes_a_file_and_says_what_it_holds(
 ) -> None:
     file = tmp_path / "out.html"
     options = ["--store", str(store)]
-    assert (
-        cli.call(["view", "export", "stage = 'grpo'", str(file), "--rows", "3", "--redact", r"What is \d", *options])
-        == 0
-    )
+    assert cli.call(["view", "export", "stage = 'grpo'", str(file), "--rows", "3", *options]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"{file}: 3 of 20 rows with 39 columns and ")
     assert "version 3 of the buffer, 0.3 MB" in printed
-    assert "redacted: " in printed
     assert cli.call(["view", "export", "grpo", str(file), *options]) == 2
     assert "is there already; --force replaces it" in capsys.readouterr().err
     assert cli.call(["view", "export", "grpo", str(file), "--force", "--json", *options]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["rows"], told["bytes"], told["redactions"]) == (20, file.stat().st_size, None)
+    assert (told["rows"], told["bytes"]) == (20, file.stat().st_size)
     assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
 
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.offline import bundle
-from agentrl.flows.viewer.offline.redaction import Redactor
 from agentrl.flows.viewer.pages import compare, trajectory
 from agentrl.flows.viewer.query import facets
 from agentrl.flows.viewer.query.tables import COLUMNS, Snapshot, plain, stream
@@ -107,13 +106,12 @@ def export(
     reader: StoreReader,
     chosen: RowsOfFile,
     snapshot: Snapshot,
-    redactor: Redactor,
     rows: int | None = None,
     cap: int = CAP,
 ) -> ExportedFile:
     """The file with these rows, or the first ``rows`` of them. Raises TooLargeError if they do not fit ``cap``
     bytes."""
-    return _Export(reader, snapshot, redactor, chosen.ids[:rows]).file(chosen, cap)
+    return _Export(reader, snapshot, chosen.ids[:rows]).file(chosen, cap)
 
 
 def answer(reader: StoreReader, question: Filtered) -> tuple[bytes, str]:
@@ -126,7 +124,7 @@ def answer(reader: StoreReader, question: Filtered) -> tuple[bytes, str]:
         raise RefusedError("no row fits the filter", field="filter", following="choose other rows")
     by = FILTER + question.filter if question.filter else question.among or "all rows"
     try:
-        file = export(reader, RowsOfFile(sorted(ids), by), snapshot, Redactor(()))
+        file = export(reader, RowsOfFile(sorted(ids), by), snapshot)
     except TooLargeError as error:
         command = f"agentrl view export ROWS FILE --rows {error.fitting} --store {reader.store}"
         raise RefusedError(
@@ -141,18 +139,12 @@ def answer(reader: StoreReader, question: Filtered) -> tuple[bytes, str]:
 class _Export:
     """Rows on their way into a file."""
 
-    def __init__(self, reader: StoreReader, snapshot: Snapshot, redactor: Redactor, ids: list[str]) -> None:
+    def __init__(self, reader: StoreReader, snapshot: Snapshot, ids: list[str]) -> None:
         self._reader = reader
         self._version = snapshot.version
         self._from = snapshot
-        self._redactor = redactor
         self._ids = ids
-        if redactor:
-            for row in self._rows():
-                self._learn(row)
-            redactor.learned()
-        scalars = snapshot.columns(SCALARS).filter(pl.col("trajectory_id").is_in(ids)).sort("trajectory_id")
-        self._names, self._scalars = _cleaned(scalars, redactor)
+        self._scalars = snapshot.columns(SCALARS).filter(pl.col("trajectory_id").is_in(ids)).sort("trajectory_id")
         self._own = Snapshot(snapshot.version, self._scalars.lazy(), snapshot.find)
 
     def file(self, chosen: RowsOfFile, cap: int) -> ExportedFile:
@@ -164,13 +156,12 @@ class _Export:
         about = Contents(
             agentrl=_installed(),
             version=self._version,
-            selection="a filter" if self._redactor and chosen.by.startswith(FILTER) else chosen.by,
+            selection=chosen.by,
             rows=len(self._ids),
             selected=len(chosen.ids),
             tokens=sum(self._scalars["n_tokens"]),
             columns=[ExportedColumn(name=name, kind=_kind(kind)) for name, kind in COLUMNS.items()],
             parts=[],
-            redactions=self._redactor.counts if self._redactor else None,
             facets=[spread.facet(None) for spread in spreads],
         )
         size = len(bundle.page(ENTRY, about.model_dump_json(), blocks).encode()) + 1000  # and numbers that grow
@@ -189,22 +180,13 @@ class _Export:
             batch = self._reader.read(self._ids[start : start + AT_ONCE], trajectory.CONTENT, self._from)
             yield from (batch.slice(number, 1) for number in range(batch.num_rows))
 
-    def _learn(self, row: pa.Table) -> None:
-        self._redactor.learn([row[name][0].as_py() for name in row.column_names if name not in trajectory.TOKENS])
-        _, text = self._reader.tokens_of(row, self._version)
-        if text:
-            self._redactor.learn(text.decode())
-
     def _parts(self) -> Iterator[pa.Table]:
         """Rows with :data:`PART_SCHEMA`, as many together as make a part."""
         held: list[dict[str, Any]] = []
         size = 0
-        for number, row in enumerate(self._rows()):
+        for row in self._rows():
             tokens, text = self._reader.tokens_of(row, self._version)
-            with self._redactor.row():
-                answer = self._answer(row, self._scalars.row(number, named=True))
-                if self._redactor:
-                    tokens, text = self._redactor.tokens(tokens, text)
+            answer = self._answer(row)
             held.append(
                 {"answer": answer, "tokenizer": row["tokenizer"][0].as_py(), "tokens": stream(tokens), "text": text}
             )
@@ -215,20 +197,12 @@ class _Export:
         if held:
             yield pa.Table.from_pylist(held, PART_SCHEMA)
 
-    def _answer(self, row: pa.Table, cleaned: dict[str, Any]) -> str:
+    def _answer(self, row: pa.Table) -> str:
         """What the server would answer about a row if the store had these rows alone, with all texts whole."""
-        raw = trajectory.scalars_of(row)
-        beside = trajectory.beside(cleaned, self._own)
-        content = trajectory.content(row, raw, self._reader.artifacts, self._reader.sampled(row), whole=True)
-        answer = RowAnswer(**content, version=self._version, neighbours=beside)
-        if not self._redactor:
-            return answer.model_dump_json()
-        cleaned_answer = self._redactor.clean(answer.model_dump(exclude={"neighbours"}))
-        for message, shown in zip(answer.messages, cleaned_answer["messages"], strict=True):
-            shown |= {"role": message.role, "characters": len(shown["content"])}
-        cleaned_answer["row"]["trajectory_id"] = self._names[raw["trajectory_id"]]
-        cleaned_answer["row"]["parent_id"] = self._names.get(raw["parent_id"], cleaned_answer["row"]["parent_id"])
-        return RowAnswer(**cleaned_answer, neighbours=beside).model_dump_json()
+        scalars, reader = trajectory.scalars_of(row), self._reader
+        content = trajectory.content(row, scalars, reader.artifacts, reader.sampled(row), whole=True)
+        beside = trajectory.beside(scalars, self._own)
+        return RowAnswer(**content, version=self._version, neighbours=beside).model_dump_json()
 
 
 def _installed() -> str:
@@ -242,24 +216,6 @@ def _kind(kind: pl.DataType) -> Literal["text", "number", "bool", "time"]:
     if kind == pl.Boolean:
         return "bool"
     return "number" if kind.is_numeric() else "time" if kind.is_temporal() else "text"
-
-
-def _cleaned(scalars: pl.DataFrame, redactor: Redactor) -> tuple[dict[str, str], pl.DataFrame]:
-    """New ids by old ones, which stay different, and the rows in the order of their old ids."""
-    before = redactor.counts.places
-    names, taken = {}, set()
-    for name in scalars["trajectory_id"]:
-        shown = str(redactor.clean(name)) if redactor else name
-        number = 1
-        while (unique := shown if number == 1 else f"{shown}-{number}") in taken:
-            number += 1
-        names[name] = unique
-        taken.add(unique)
-    if redactor:
-        columns = [redactor.column(column) for column in scalars.get_columns() if column.name != "trajectory_id"]
-        scalars = scalars.with_columns(pl.Series("trajectory_id", list(names.values())), *columns)
-        redactor.counts.places = before  # they are counted where the rows are cleaned
-    return names, scalars
 
 
 def _tasks(own: Snapshot) -> pa.Table:

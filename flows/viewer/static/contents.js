@@ -1,6 +1,6 @@
 // Starts the viewer in an exported file: what the file holds, its rows, and pages about them.
 import { contents } from "./answers.js";
-import { count, plural } from "./format.js";
+import { count } from "./format.js";
 import { later, start } from "./shell.js";
 import { pieces } from "./text.js";
 import { html } from "./ui.js";
@@ -10,25 +10,18 @@ const TaskPage = later(() => import("./task.js"), "TaskPage");
 const TrajectoryPage = later(() => import("./trajectory.js"), "TrajectoryPage");
 
 function ContentsPage() {
-  const { rows, selected, tokens, columns, redactions } = contents;
+  const { rows, selected, tokens, columns } = contents;
   const facts = [
     ["rows", `${count(rows)}${selected > rows ? ` of ${count(selected)}; the others were left out` : ""}`],
     ["chosen by", pieces(contents.selection)],
     ["tokens", count(tokens)],
     ["columns", `${columns.length}: ${columns.map((column) => column.name).join(", ")}`],
     ["version of the buffer", String(contents.version)],
-    ["redacted", redactions ? told(redactions) : "nothing"],
     ["written by", `agentrl ${contents.agentrl}`],
   ];
   return html`<h1>Rows of an agentrl store</h1>
     <p>This file holds all that it shows, and loads nothing. <a href="/buffer">Look at the rows</a>.</p>
     <table class="lines facts"><tbody>${facts.map(([name, value]) => html`<tr><th scope="row">${name}</th><td>${value}</td></tr>`)}</tbody></table>`;
-}
-
-/** @param {import("./wire.js").Redactions} redactions */
-function told({ patterns, places, rows, tokens, rows_without_tokens: without }) {
-  const lost = without ? `; ${plural(without, "row")} without tokens, because nobody knows their text` : "";
-  return `by ${plural(patterns, "pattern")}: ${plural(places, "place")} and ${plural(tokens, "token")} in ${plural(rows, "row")}${lost}`;
 }
 
 /** @param {string} path @param {string} room @param {string | undefined} id */

@@ -71,7 +71,7 @@ export function Saving({ shown, total }) {
       <button type="button" disabled=${busy || !shown.filter} onClick=${asRule}>copy as a curation rule</button>
       <button type="button" disabled=${busy || !total} onClick=${() => done(share(all, "rows.html"))}>one file for others</button>
       ${ids.length > 0 && html`<button type="button" disabled=${busy} onClick=${() => done(share({ filter: oneOf(ids), at: shown.at }, "rows.html"))}>a file of the ${ids.length} selected</button>`}
-    <p class="soft">A file needs no server; nothing in it is redacted. <code>agentrl view export --redact</code> takes patterns out.</p>
+    <p class="soft">A file needs no server, and nothing in it is redacted: first put placeholders for secrets by the stage <code>trajectories.redact</code>.</p>
     </form>
     ${total === null && html`<p class="soft">What a search found is saved by selecting it: x.</p>`}
     ${writing.value && !allowed && html`<p class="soft">This viewer only reads. To save from here, start it by <code>agentrl view --write</code>${line && html`; or run <code>${line}</code> <button type="button" class="quiet" onClick=${() => copy(line, "command")}>copy the command</button>`}.</p>`}

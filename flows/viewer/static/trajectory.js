@@ -124,7 +124,7 @@ function Trajectory({ id, row, tokens }) {
       ${lens && html`<${Minimap} painter=${painter} messages=${row.messages} spans=${spans} lens=${lens.id} theme=${theme.value} jump=${jump} />`}
     </div>
     <div class=${token < 0 ? "inspector empty" : "inspector"} role="status">
-      ${token >= 0 && html`<b>${tokens.piece(token) || "(part of the character before)"}</b> <span>${spoken(tokens, token, tokens.piece(token))}</span> <span class="soft">token ${token} of ${tokens.length}, id ${tokens.id[token] ?? "redacted"}</span>`}
+      ${token >= 0 && html`<b>${tokens.piece(token) || "(part of the character before)"}</b> <span>${spoken(tokens, token, tokens.piece(token))}</span> <span class="soft">token ${token} of ${tokens.length}, id ${tokens.id[token]}</span>`}
     </div>
   </div>`;
 }

@@ -7,17 +7,6 @@ from agentrl.flows.viewer.wire import Answer
 from agentrl.flows.viewer.wire.buffer import Facet
 
 
-class Redactions(Answer):
-    """``places`` in the texts of ``rows`` and ``tokens`` were redacted by so many ``patterns``, which the file does not
-    hold. ``rows_without_tokens`` lost all of them, because nobody knows their text."""
-
-    patterns: int
-    places: int
-    rows: int
-    tokens: int
-    rows_without_tokens: int
-
-
 class ExportedColumn(Answer):
     """A scalar column, and what its values are."""
 
@@ -37,5 +26,4 @@ class Contents(Answer):
     tokens: int
     columns: list[ExportedColumn]
     parts: list[int]
-    redactions: Redactions | None
     facets: list[Facet]

@@ -32,7 +32,7 @@ def view(
     ] = False,
     write: Annotated[
         bool,
-        typer.Option("--write", help="Let the pages start jobs and save rows too; then the address always has a token"),
+        typer.Option("--write", help="Let the pages save rows and labels too; then the address always has a token"),
     ] = False,
     frame_ancestors: Annotated[
         list[str] | None,

@@ -22,8 +22,6 @@ from agentrl.flows.viewer.wire.queries import (
     Page,
     PairQuery,
     Query,
-    ReplayedQuery,
-    ReplayQuery,
     RunQuery,
     SaveQuery,
     SearchQuery,
@@ -215,19 +213,6 @@ def _doctor(reader: "StoreReader", request: Request, question: RunQuery) -> Resp
     return _json(reader.doctor.of(question.run))
 
 
-def _replay(reader: "StoreReader", request: Request, question: ReplayedQuery) -> Response:
-    return _json(reader.replays.of(question.artifact, question.step))
-
-
-def _replayed(reader: "StoreReader", request: Request, question: ReplayQuery) -> Response:
-    return _json(reader.replays.start(question.artifact, question.step, question.set))
-
-
-def _stopped(reader: "StoreReader", request: Request, question: Query) -> Response:
-    reader.replays.stop()
-    return Response(status_code=204)
-
-
 def _labels(reader: "StoreReader", request: Request, question: LabelQuery) -> Response:
     from agentrl.flows.viewer.pages.labels import queue
 
@@ -280,15 +265,12 @@ QUESTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
     ("/api/training/rows", StepQuery, _rows_of_step),
     ("/api/live/lines", LinesQuery, _lines),
     ("/api/doctor", RunQuery, _doctor),
-    ("/api/replay", ReplayedQuery, _replay),
     ("/api/run", RunQuery, _run),
     ("/api/labels", LabelQuery, _labels),
     ("/api/labels/row", LabelledRow, _labels_of_row),
 ]
 
 ACTIONS: list[tuple[str, type[Any], Answering[Any]]] = [
-    ("/api/replay", ReplayQuery, _replayed),
-    ("/api/replay/stop", Query, _stopped),
     ("/api/selection", SaveQuery, _saved),
     ("/api/annotation", AnnotationQuery, _annotated),
 ]

@@ -21,7 +21,6 @@ from agentrl.flows.viewer.pages.decoding import Decoded, decoded
 from agentrl.flows.viewer.pages.doctor import Doctor
 from agentrl.flows.viewer.pages.graph import Plans
 from agentrl.flows.viewer.pages.overview import known_settings, overview, what_if
-from agentrl.flows.viewer.pages.replays import Replays
 from agentrl.flows.viewer.pages.run import run_answer
 from agentrl.flows.viewer.query import among, facets
 from agentrl.flows.viewer.query.artifacts import Artifacts, numbers
@@ -74,7 +73,6 @@ class StoreReader:
         self._trained: Recent[str, TrainingStage] = Recent(256)
         self._pulses = training.Pulses(self.catalog, self.tables)
         self.doctor = Doctor(self.catalog, store)
-        self.replays = Replays(self.artifacts, store)
 
     def overview(self, pipeline: str | None) -> Overview:
         return overview(self.store, self.catalog, self.tables, self.artifacts, self.plans, pipeline)

@@ -146,41 +146,41 @@ def test_the_key_is_told_only_if_the_viewer_may_write(browser: Browser, writer: 
 def test_no_other_page_can_write(writer: Browser, changed: dict[str, str | None], status: int) -> None:
     """Forms, scripts and images of other sites can send some of what a POST needs, and never all."""
     headers = {name: value.encode() for name, value in (ALLOWED | changed).items() if value is not None}
-    for path in ("/api/replay/stop", "/api/replay", "/api/overview", "/", "/static/main.js", "/api/none"):
+    for path in ("/api/selection", "/api/annotation", "/api/overview", "/", "/static/main.js", "/api/none"):
         answer = writer.ask(path, "POST", headers=headers, body={})  # type: ignore[arg-type]
         assert answer.status_code == status, path
         assert HEADERS.items() <= dict(answer.headers).items()
 
 
 def test_a_page_of_the_viewer_writes_by_post_alone(browser: Browser, writer: Browser) -> None:
-    assert writer.ask("/api/replay/stop", "POST", headers=ALLOWED, body={}).status_code == 204
-    assert writer.ask("/api/replay/stop", "GET", headers=ALLOWED).status_code == 404
+    assert writer.ask("/api/selection", "POST", headers=ALLOWED, body={}).json()["field"] == "name"
+    assert writer.ask("/api/selection", "GET", headers=ALLOWED).status_code == 404
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
-        assert writer.ask("/api/replay/stop", method, headers=ALLOWED, body={}).status_code == 405
+        assert writer.ask("/api/selection", method, headers=ALLOWED, body={}).status_code == 405
     for path in ("/api/overview", "/api/session", "/", "/static/main.js", "/api/writing"):
         assert writer.ask(path, "POST", headers=ALLOWED, body={}).status_code == 405
-    refused = browser.ask("/api/replay/stop", "POST", headers=ALLOWED, body={})
+    refused = browser.ask("/api/selection", "POST", headers=ALLOWED, body={})
     assert (refused.status_code, refused.json()["next"]) == (405, "agentrl view --write")
 
 
 def test_a_body_is_a_short_object_of_known_fields(writer: Browser) -> None:
     def sent(body: Any) -> httpx.Response:
-        return writer.ask("/api/replay", "POST", headers=ALLOWED, body=body)
+        return writer.ask("/api/annotation", "POST", headers=ALLOWED, body=body)
 
-    assert sent({"artifact": "x" * 70_000, "step": 0}).status_code == 413
-    assert sent({"artifact": "none/00000000", "step": 0, "shell": "ls"}).json()["field"] == "shell"
+    given = {"annotation_id": "12345678", "trajectory_id": "none", "name": "thumbs", "author": "ann"}
+    assert sent(given | {"comment": "x" * 70_000}).status_code == 413
+    assert sent(given | {"shell": "ls"}).json()["field"] == "shell"
     assert sent([1]).status_code == 400
-    assert sent({"artifact": "none/00000000", "step": 0, "set": ["x" * 301]}).status_code == 400
-    assert sent({"artifact": "--help", "step": 0}).status_code == 404
-    assert sent({"artifact": "../../etc/passwd", "step": 0}).status_code == 404
+    assert sent(given | {"turn": -1}).status_code == 400
+    assert sent(given | {"value": "up"}).status_code in (400, 404)
 
 
 def test_whoever_writes_needs_the_cookie_too(tmp_path: Path) -> None:
     writer = Browser(tmp_path, Door("127.0.0.1", 8322, "the-token", write=True, key=KEY))
     assert writer.ask("/api/writing").status_code == 401
-    assert writer.ask("/api/replay/stop", "POST", headers=ALLOWED, body={}).status_code == 401
+    assert writer.ask("/api/selection", "POST", headers=ALLOWED, body={}).status_code == 401
     cookie = writer.ask("/api/session", headers={"x-agentrl-token": "the-token"}).headers["set-cookie"].split(";")[0]
-    assert writer.ask("/api/replay/stop", "POST", headers=ALLOWED | {"cookie": cookie}, body={}).status_code == 204
+    assert writer.ask("/api/selection", "POST", headers=ALLOWED | {"cookie": cookie}, body={}).json()["field"] == "name"
     assert writer.ask("/api/session", "POST", headers=ALLOWED | {"x-agentrl-token": "no"}, body={}).status_code == 401
 
 

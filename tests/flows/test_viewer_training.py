@@ -3,11 +3,8 @@
 import asyncio
 import json
 import math
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +17,9 @@ from viewer_store import GRPO, Browser, make_store, publish, record_run, row, tr
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.live_metrics import LiveLog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.flows.viewer.pages import replays, training
+from agentrl.flows.viewer.pages import training
 from agentrl.flows.viewer.pages.doctor import Doctor, diagnosed
 from agentrl.flows.viewer.reader import StoreReader
-from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.training import Diagnosis
 from agentrl.pipelines.run.runs import this_process
 from agentrl.schemas.manifest import Kind
@@ -224,37 +220,6 @@ def test_findings_lead_to_their_artifact() -> None:
         ("grpo/aaaaaaaa", ["a"], [3]),
         (None, ["a"], [3]),
     ]
-
-
-def test_one_step_is_replayed_at_a_time_and_can_be_stopped(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is a real one that takes long."""
-    waits = partial(subprocess.Popen, [sys.executable, "-c", "import time; time.sleep(60)"])
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    monkeypatch.setattr(replays, "begun", lambda *_: waits(**pipes))
-    jobs = StoreReader(str(store)).replays
-    name = f"online/{ONLINE[:8]}"
-    assert jobs.of(name, 1).replays == []
-    begun = jobs.start(name, 1, ["beta=1"])
-    assert (begun.working, begun.artifact, begun.settings) == (True, f"online/{ONLINE}", ["beta=1"])
-    assert jobs.start(name, 1, ["beta=1"]).working
-    with pytest.raises(RefusedError, match="one is computed at a time") as refused:
-        jobs.start(name, 0, [])
-    assert refused.value.status == 409
-    jobs.stop()
-    while (replay := jobs.of(name, 1).replays[0]).working:
-        time.sleep(0.01)
-    assert replay.problem == "it was stopped"
-    with pytest.raises(RefusedError, match="trained nothing"):
-        jobs.start("warm/" + "b" * 8, 0, [])
-
-
-def test_what_a_replay_printed_is_answered() -> None:
-    key = ("grpo/aaaaaaaa", 2, ("beta=1",))
-    text = {"step": 2, "rows": 4, "recorded": {"loss": 0.5}, "replayed": {"loss": 0.25}, "changed": [], "equal": False}
-    result = replays.replayed(key, json.dumps(text), "", 1.5)
-    assert (result.working, result.rows, result.recorded, result.replayed) == (False, 4, {"loss": 0.5}, {"loss": 0.25})
-    failed = replays.replayed(key, "", "a warning\nerror: --set x: unknown\n", 1.0)
-    assert failed.problem == "--set x: unknown"
 
 
 def test_a_heartbeat_does_not_call_the_doctor_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Training, replays, runs and the doctor in a real browser, and what they show while a stage trains."""
+"""Training, runs and the doctor in a real browser, and what they show while a stage trains."""
 
 import json
 import re
@@ -81,37 +81,6 @@ def test_groups_without_a_spread_are_flagged_and_lead_to_their_rows(seen: Watche
 def test_bounds_of_the_doctor_are_named_beside_their_curve(seen: Watched) -> None:
     page = seen.open("/training", ".chart canvas")
     assert "sick above 0.3" in page.locator(".chart", has_text="clip_share").first.inner_text()
-
-
-def test_without_write_a_replay_is_a_command(seen: Watched) -> None:
-    page = seen.open("/training?step=0", ".replay")
-    page.wait_for_selector("text=agentrl view --write")
-    assert page.get_by_role("button", name="replay", exact=True).is_disabled()
-    page.fill(".replay textarea", "algorithm.clip_high=0.3")
-    page.wait_for_selector("code:has-text(\"--step 0 --set 'algorithm.clip_high=0.3'\")")
-
-
-def test_a_step_is_replayed_beside_what_was_recorded(browser: Any, store: str) -> None:
-    with serving(store, "--write") as address:
-        url, _, token = address.partition("/#token=")
-        assert len(token) >= 32
-        with window(browser, url) as seen:
-            page = seen.open(f"/training?step=0#token={token}", ".replay")
-            assert "token" not in page.url
-            page.fill(".replay textarea", "algorithm.clip_high=0.3")
-            page.get_by_role("button", name="replay with them").click()
-            page.get_by_role("button", name="stop").click()
-            page.wait_for_selector(".problem:has-text('clip_high=0.3: it was stopped')")
-            page.fill(".replay textarea", "")
-            page.get_by_role("button", name="replay", exact=True).click()
-            page.wait_for_selector("button:has-text('stop')")
-            page.wait_for_selector("text=equal to what was recorded", timeout=180_000)
-            beside = page.inner_text("[aria-label='recorded and replayed']")
-            assert "loss" in beside
-            assert "grad_norm" in beside
-            assert seen.faults() == []
-            page.reload()
-            page.wait_for_selector("[aria-label='recorded and replayed']")  # the server still knows it
 
 
 @pytest.fixture
@@ -268,7 +237,7 @@ def test_payloads_in_answers_about_training_runs_and_the_doctor_are_text(seen: W
     """As if a store had them in each name and text, also where our own commands would refuse to write them."""
     answers: dict[str, Any] = {}
     seen.page.route(
-        re.compile("/api/(run|doctor|training|replay|live/lines)([?]|$)"),
+        re.compile("/api/(run|doctor|training|live/lines)([?]|$)"),
         lambda route: route.fulfill(json=answers[urlsplit(route.request.url).path.removeprefix("/api/")]),
     )
     words: dict[str, Any] = {}

@@ -1,11 +1,10 @@
-// A step of training: the rows that it learned from, by group, and what it gives if it is computed again.
+// A step of training: the rows that it learned from, by group, and the command that computes it again.
 import { arrow, useAnswer } from "./api.js";
 import { number } from "./chart.js";
 import { oneOf } from "./filter.js";
 import { count, decimal, plural } from "./format.js";
 import { address, rowAddress, version } from "./location.js";
-import { Problem } from "./problem.js";
-import { Replay } from "./replay.js";
+import { OfStore, Problem } from "./problem.js";
 import { pieces } from "./text.js";
 import { Wide, html, useEffect, useState } from "./ui.js";
 
@@ -49,7 +48,7 @@ export function Step({ artifact, step, at }) {
   if (!artifact) return html`<section aria-labelledby="step"><h2 id="step">Step ${step}</h2><p class="soft">The rows of a step are known when the stage is done.</p></section>`;
   return html`<section aria-labelledby="step"><h2 id="step">Step ${step}</h2>
     <${Learned} artifact=${artifact} step=${step} at=${at} />
-    <${Replay} artifact=${artifact} step=${step} />
+    <p class="soft">To compute it again, with other settings by <code>--set</code>: <${OfStore} command=${`agentrl replay ${artifact} --step ${step}`} /></p>
   </section>`;
 }
 

@@ -1,6 +1,6 @@
 """What a browser may ask: the query of each request, and the body of those that change something."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -113,15 +113,6 @@ class LinesQuery(Query):
 class TwoRuns(AtVersion):
     a: str | None = None
     b: str | None = None
-
-
-class ReplayedQuery(Query):
-    artifact: str
-    step: int = Field(ge=0, lt=2**31)
-
-
-class ReplayQuery(ReplayedQuery):
-    set: list[Annotated[str, Field(max_length=300)]] = Field([], max_length=16)
 
 
 class RunQuery(Query):

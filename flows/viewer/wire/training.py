@@ -45,33 +45,6 @@ class TrainingStages(Answer):
 # how many versions of the weights later than they sampled it the row was trained on; null if that was not recorded
 
 
-# POST /api/replay {"artifact": ..., "step": ..., "set": ["algorithm.clip_high=0.3", ...]} -> a ReplayAnswer that works
-# GET /api/replay?artifact=&step= -> Replayings; POST /api/replay/stop {} ends the one that works
-
-
-class ReplayAnswer(Answer):
-    """A training step computed again, with other settings if there are any. ``working`` is true while that runs, since
-    ``seconds``: ask again in a second. ``problem`` says why it failed. ``recorded`` and ``replayed`` are metrics by
-    name; ``equal`` says whether loss and gradient norm agree to six digits. ``rows`` is how many the step has."""
-
-    artifact: str
-    step: int
-    settings: list[str]
-    working: bool
-    seconds: float
-    problem: str | None
-    rows: int | None
-    recorded: dict[str, float | None]
-    replayed: dict[str, float | None]
-    equal: bool | None
-
-
-class Replayings(Answer):
-    """The replays of a step since the viewer started, oldest first."""
-
-    replays: list[ReplayAnswer]
-
-
 # GET /api/events -> server-sent events, one Pulse each, at once and whenever something changed
 
 

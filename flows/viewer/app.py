@@ -20,9 +20,10 @@ from starlette.routing import Route
 from agentrl.datastore.errors import NoBufferError, StoreError
 from agentrl.flows.viewer.files import FrontEnd, asked_first, raw_path
 from agentrl.flows.viewer.guard import SESSION, Door, Guard
-from agentrl.flows.viewer.questions import ACTIONS, QUESTIONS, Answering, Question
+from agentrl.flows.viewer.questions import ACTIONS, QUESTIONS, answered
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire import Refusal, StoresShown, Writing
+from agentrl.flows.viewer.wire.queries import Query
 from agentrl.pipelines.secrets import redacted
 from agentrl.schemas.json_text import loads, unstorable
 
@@ -104,8 +105,8 @@ def application(
             answer.headers["link"] = links
         return answer
 
-    routes = [Route(path, asked(kind, answer, _query)) for path, kind, answer in QUESTIONS]
-    routes += [Route(path, asked(kind, act, _body), methods=["POST"]) for path, kind, act in ACTIONS]
+    routes = [Route(path, asked(kind, answers, _query)) for path, kind, answers in QUESTIONS]
+    routes += [Route(path, asked(kind, does, _body), methods=["POST"]) for path, kind, does in ACTIONS]
     routes += [Route("/api/events", events), Route("/api/writing", writing), Route("/api/stores", beside)]
     routes += [Route(SESSION, session), Route("/static/{name:path}", file), Route("/{path:path}", page)]
     return Guard(Starlette(routes=routes), door)
@@ -114,18 +115,22 @@ def application(
 def _endpoint(
     opened: "Future[StoreReader]",
     limiter: list[CapacityLimiter],
-    kind: type[Question],
-    answer: Answering[Question],
+    kind: type[Query],
+    page: str,
     given: Callable[[Request], Awaitable[Any]],
 ) -> Callable[[Request], Any]:
-    """What reads a question from a request by ``given``, and has it answered in a thread."""
+    """What reads a question from a request by ``given``, and has a function of a page answer it in a thread."""
 
     async def endpoint(request: Request) -> Response:
         if not limiter:
             limiter.append(CapacityLimiter(AT_ONCE))
         try:
             question = kind.model_validate(await given(request))
-            work = partial(_answered, opened, answer, request, question)
+            compressed = "gzip" in request.headers.get("accept-encoding", "")
+
+            def work() -> Response:
+                return answered(opened.result(), page, question, compressed)
+
             with anyio.fail_after(PATIENCE_S):
                 return await anyio.to_thread.run_sync(work, limiter=limiter[0], abandon_on_cancel=True)
         except Exception as error:
@@ -136,9 +141,10 @@ def _endpoint(
 
 
 async def _query(request: Request) -> dict[str, str | list[str]]:
-    """The query: a name that may be given several times is a list."""
+    """The query, and what stands in the path: a name that may be given several times is a list."""
     given = request.query_params
-    return {name: given.getlist(name) if name in ("set", "id") else value for name, value in given.items()}
+    query = {name: given.getlist(name) if name in ("set", "id") else value for name, value in given.items()}
+    return query | request.path_params
 
 
 async def _body(request: Request) -> Any:
@@ -155,12 +161,6 @@ async def _body(request: Request) -> Any:
     if (bad := unstorable(given)) is not None:
         raise RefusedError(f"{bad[0] or 'body'}: {bad[1]}", field=bad[0])
     return given
-
-
-def _answered(
-    opened: "Future[StoreReader]", answer: Answering[Question], request: Request, question: Question
-) -> Response:
-    return answer(opened.result(), request, question)
 
 
 def _not_found(request: Request, error: str) -> Response:

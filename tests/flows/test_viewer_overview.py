@@ -15,6 +15,8 @@ from agentrl.flows import cli
 from agentrl.flows.viewer.pages import graph, overview
 from agentrl.flows.viewer.pages.better import sentence
 from agentrl.flows.viewer.pages.run import log_of, log_tail, not_run_again, progress_of, stopped_at
+from agentrl.flows.viewer.reader import StoreReader
+from agentrl.flows.viewer.wire.queries import WhatIf
 from agentrl.statistics.paired import Difference
 
 RUN = "20260101-120000-abcd"
@@ -252,7 +254,9 @@ def test_reasons_stand_on_the_edge_that_caused_them() -> None:
 
 
 @pytest.mark.slow
-def test_the_plan_of_a_pipeline_that_ran_here(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_a_pipeline_that_ran_here(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The real command runs a pipeline, an edit changes a value, and the page says what would run, and why."""
     file = project.write(
         """
@@ -279,11 +283,12 @@ def test_the_plan_of_a_pipeline_that_ran_here(project: Project, capsys: pytest.C
     assert boxes["a"].status == "run"
     assert boxes["a"].reason == "config n: 2 -> 3"
     assert boxes["b"].inputs[0].reason == "input a is made again"
-    plans = graph.Plans(Catalog(project.store), project.store)
-    asked = overview.what_if(Catalog(project.store), plans, "toy", ["b.power=2"], 60)
+    monkeypatch.setattr(overview, "PLAN_S", 60.0)
+    reader = StoreReader(project.store)
+    asked = overview.plan(reader, WhatIf(pipeline="toy", set=["b.power=2"]))
     assert {stage.stage: stage.status for stage in asked.stages} == {"a": "run", "b": "run"}
     assert "config power: 1 -> 2" in asked.stages[1].reason
-    wrong = overview.what_if(Catalog(project.store), plans, "toy", ["b.powr=2"], 60)
+    wrong = overview.plan(reader, WhatIf(pipeline="toy", set=["b.powr=2"]))
     assert "did you mean" in (wrong.problem or "")
     file.write_text(textwrap.dedent("name: toy\nstages: {a: {uses: nothing}}"))
     broken = graph.Plans(Catalog(project.store), project.store).of(run, 60)

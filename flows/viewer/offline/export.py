@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
+from starlette.responses import Response
 
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.table.writer import SCALARS
@@ -114,8 +115,8 @@ def export(
     return _Export(reader, snapshot, chosen.ids[:rows]).file(chosen, cap)
 
 
-def answer(reader: StoreReader, question: Filtered) -> tuple[bytes, str]:
-    """The file with the rows that a page shows, and its name. Raises RefusedError if there are none, or too many."""
+def answer(reader: StoreReader, question: Filtered) -> Response:
+    """The file with the rows that a page shows. Raises RefusedError if there are none, or too many."""
     snapshot = reader.tables.at(question.at)
     ids = snapshot.columns(["trajectory_id"])["trajectory_id"]
     if (mask := reader.mask(question, snapshot)) is not None:
@@ -133,7 +134,8 @@ def answer(reader: StoreReader, question: Filtered) -> tuple[bytes, str]:
             following=f"choose fewer rows, or: {command}",
             status=413,
         ) from None
-    return file.text.encode(), f"agentrl-{len(ids)}-rows.html"
+    headers = {"content-disposition": f'attachment; filename="agentrl-{len(ids)}-rows.html"'}
+    return Response(file.text.encode(), headers=headers, media_type="application/octet-stream")
 
 
 class _Export:
@@ -221,7 +223,7 @@ def _kind(kind: pl.DataType) -> Literal["text", "number", "bool", "time"]:
 def _tasks(own: Snapshot) -> pa.Table:
     """What the page of each task shows of these rows."""
     pairs = own.columns(["env", "task_id"]).unique(maintain_order=True).rows()
-    answers = [compare.task(own, env, task_id).model_dump_json() for env, task_id in pairs]
+    answers = [compare.attempts_at(own, env, task_id).model_dump_json() for env, task_id in pairs]
     kinds = pa.schema([("env", pa.string()), ("task_id", pa.string()), ("answer", pa.string())])
     return pa.Table.from_arrays([[pair[0] for pair in pairs], [pair[1] for pair in pairs], answers], schema=kinds)
 

@@ -1,14 +1,39 @@
 """Did the policy get better: the newest evaluation against that of the policy before it, in a sentence."""
 
+from typing import TYPE_CHECKING
+
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
+from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire.compare import Better
 from agentrl.pipelines.results.gains import predecessors
 from agentrl.schemas.manifest import Manifest
 from agentrl.statistics.paired import Difference
 from agentrl.statistics.sharpening import said_p
 
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import Query
+
 EVALUATION = "evaluate.policy"
+LOST = 5
+"""Lost tasks that are named beside the sentence that says whether the policy got better."""
+
+
+def better(reader: "StoreReader", question: "Query") -> Better:
+    """The newest policy against the one before it."""
+    from agentrl.flows.viewer.pages.compare import difference_of
+
+    two = newest_two(reader.catalog, reader.artifacts)
+    try:
+        difference = difference_of(reader, *two, greedy=False) if two else None
+    except RefusedError:  # one was freed meanwhile, or has no attempts at temperature 1
+        difference = None
+    if difference is None:
+        return Better(difference=None)
+    few = {"gained": [], "lost": difference.lost[:LOST]}
+    return Better(difference=difference.model_copy(update=few))
 
 
 def newest_two(catalog: Catalog, artifacts: Artifacts) -> tuple[str, str] | None:

@@ -2,18 +2,17 @@
 part."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.pages.better import EVALUATION, sentence
 from agentrl.flows.viewer.pages.overview import control_of
-from agentrl.flows.viewer.query.artifacts import Artifacts, label, numbers
+from agentrl.flows.viewer.query.artifacts import label, numbers
 from agentrl.flows.viewer.query.tables import Snapshot
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.compare import (
@@ -30,6 +29,10 @@ from agentrl.flows.viewer.wire.compare import (
 )
 from agentrl.statistics.intervals import wilson
 
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import ArmsQuery, Query, TaskQuery, TwoRows
+
 CHANGED = 500
 PROMPTS = 5
 ATTEMPTS = 1024
@@ -37,9 +40,9 @@ PROMPT = 300
 """Characters of a prompt in a list."""
 
 
-def evaluations(artifacts: Artifacts) -> Evaluations:
+def evaluations(reader: "StoreReader", question: "Query") -> Evaluations:
     """All evaluations of the store, with their results by environment and level."""
-    listed = []
+    listed, artifacts = [], reader.artifacts
     for manifest in artifacts.all():
         if manifest.ingredients.uses != EVALUATION or "results" not in manifest.outputs:
             continue
@@ -76,7 +79,16 @@ def evaluations(artifacts: Artifacts) -> Evaluations:
     return Evaluations(evaluations=listed)
 
 
-def compared(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDifference:
+def compared(reader: "StoreReader", question: "ArmsQuery") -> PairedDifference:
+    return difference_of(reader, question.than, question.arm, question.greedy)
+
+
+def difference_of(reader: "StoreReader", than: str, arm: str, greedy: bool) -> PairedDifference:
+    """How ``arm`` differs from ``than``; what was computed before is kept."""
+    return reader.compared.get_or((than, arm, greedy), lambda: _difference(reader.catalog, than, arm, greedy))
+
+
+def _difference(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDifference:
     """How ``arm`` differs from ``than``, as `agentrl compare` says it. Raises RefusedError if one of them was not
     measured, or they share no task."""
     from agentrl.pipelines.results.compare import compare
@@ -156,7 +168,11 @@ TEMPERATURE = pl.col("sampling").str.json_path_match("$.temperature").cast(pl.Fl
 """The temperature that a row was sampled at; null if the row does not say."""
 
 
-def task(snapshot: Snapshot, env: str, task_id: str) -> TaskAttempts:
+def task(reader: "StoreReader", question: "TaskQuery") -> TaskAttempts:
+    return attempts_at(reader.tables.at(question.at), question.env, question.task_id)
+
+
+def attempts_at(snapshot: Snapshot, env: str, task_id: str) -> TaskAttempts:
     """All attempts at a task, over stages and versions of policies. Raises RefusedError if there is none."""
     rows = _attempts(snapshot, env, task_id, [*ATTEMPT, *STRIP[:-2], "sampling", "prompt", "created_at"])
     rows = rows.with_columns(TEMPERATURE.alias("temperature"))
@@ -203,8 +219,10 @@ def _strip(rows: pl.DataFrame) -> Strip:
 # two rows
 
 
-def aligned(names: tuple[str, str], rows: Sequence[pa.Table], version: int) -> Aligned:
+def aligned(reader: "StoreReader", question: "TwoRows") -> Aligned:
     """Where two rows part: by their tokens if one tokenizer made both, else by their messages."""
+    (first_row, snapshot), (other_row, _) = (reader.row_of(name, question.at) for name in (question.a, question.b))
+    rows = (first_row, other_row)
     tokenizers = [row["tokenizer"][0].as_py() for row in rows]
     ids = [numbers(row["input_ids"][0], np.int32) for row in rows]
     messages = [row["messages"][0].as_py() for row in rows]
@@ -223,9 +241,9 @@ def aligned(names: tuple[str, str], rows: Sequence[pa.Table], version: int) -> A
         parted = [first if first < len(texts) else None for texts in messages]
     same = all(len(tokens) == shared for tokens in ids) if shared is not None else parted == [None, None]
     return Aligned(
-        version=version,
-        a=names[0],
-        b=names[1],
+        version=snapshot.version,
+        a=question.a,
+        b=question.b,
         shared=shared,
         reason=reason,
         message_a=parted[0],

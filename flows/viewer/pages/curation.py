@@ -1,7 +1,7 @@
 """What curation, selections and rejection dropped, by rule."""
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
@@ -16,6 +16,10 @@ from agentrl.flows.viewer.wire.compare import Funnel, FunnelLevel, Funnels
 from agentrl.schemas.manifest import Manifest
 from agentrl.statistics.intervals import wilson
 
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import AtVersion
+
 FUNNELS = 20
 
 
@@ -23,8 +27,9 @@ OUTCOME = re.compile(r"\b(success|reward|unscored|failed|termination)\b")
 """Rules that say by which outcome they choose: that they drop successes is what they were asked for."""
 
 
-def funnels(artifacts: Artifacts, snapshot: Snapshot | None) -> Funnels:
-    """What each artifact that chooses rows dropped, by rule. Without a snapshot there are no outcomes of rows."""
+def funnels(reader: "StoreReader", question: "AtVersion") -> Funnels:
+    """What each artifact that chooses rows dropped, by rule. If nothing was ever appended, rows have no outcomes."""
+    artifacts, snapshot = reader.artifacts, reader.snapshot_if_any(question.at)
     listed: list[Funnel] = []
     more = 0
     for manifest in artifacts.all():

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import threading
+from typing import TYPE_CHECKING
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows.viewer.processes import command_of
@@ -10,8 +11,16 @@ from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.training import Diagnosis, Symptom
 from agentrl.pipelines.run.runs import Run, find_run
 
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import RunQuery
+
 PATIENCE_S = 600.0
 """Seconds that the doctor may take."""
+
+
+def doctor(reader: "StoreReader", question: "RunQuery") -> Diagnosis:
+    return reader.doctor.of(question.run)
 
 
 class Doctor:

@@ -1,7 +1,7 @@
 """What became of a row: each stage that made it, saw it, kept or dropped it, paired it, or trained on it."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
@@ -9,18 +9,25 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.pages.trajectory import scalars_of
 from agentrl.flows.viewer.query import selections
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.query.tables import Snapshot
 from agentrl.flows.viewer.wire.trajectory import Fate, SeenBy
 from agentrl.schemas.manifest import Kind, Manifest
 
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import RowQuery
+
 ARTIFACTS = 300
 """The newest artifacts that are looked through."""
 
 
-def fate(artifacts: Artifacts, snapshot: Snapshot, row: dict[str, Any]) -> Fate:
-    """``row`` has the scalar columns of one row."""
+def fate(reader: "StoreReader", question: "RowQuery") -> Fate:
+    """What each artifact did with a row."""
+    table, snapshot = reader.row_of(question.id, question.at)
+    row, artifacts = scalars_of(table), reader.artifacts
     every = artifacts.all()
     seen: list[SeenBy] = []
     for manifest in reversed(every[:ARTIFACTS]):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from agentrl.datastore.annotations.current import current
-from agentrl.datastore.annotations.labels import LabelSchema
 from agentrl.datastore.formats.annotations import annotate
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.labels import (
@@ -15,6 +14,7 @@ from agentrl.flows.viewer.wire.labels import (
     GivenLabel,
     LabelChoice,
     LabelGiven,
+    LabelledRow,
     LabelQuery,
     LabelQueue,
     RowLabels,
@@ -30,7 +30,7 @@ MOST = 500
 """Rows of a queue that are named at once."""
 
 
-def queue(reader: "StoreReader", question: LabelQuery, schema: LabelSchema) -> LabelQueue:
+def queue(reader: "StoreReader", question: LabelQuery) -> LabelQueue:
     """The rows of a filter in the order in which they are labelled.
 
     ``unlabelled`` are those that the author gave no label of this name, by id. ``uncertain`` are the same, those first
@@ -64,7 +64,7 @@ def queue(reader: "StoreReader", question: LabelQuery, schema: LabelSchema) -> L
         ids=ranked["trajectory_id"].head(MOST).to_list(),
         total=ranked.height,
         author=_user(),
-        labels=[LabelChoice(**label.model_dump()) for label in schema.every],
+        labels=[LabelChoice(**label.model_dump()) for label in reader.labels.every],
     )
 
 
@@ -94,9 +94,13 @@ def _most_uncertain(rows: pl.DataFrame, given: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def row_labels(reader: "StoreReader", row: str) -> RowLabels:
+def row_labels(reader: "StoreReader", question: LabelledRow) -> RowLabels:
     """What was ever said of a row, newest first: what counts, and what no longer does."""
-    every = reader.tables.buffer.annotations.frame().filter(trajectory_id=row).sort("created_at", maintain_order=True)
+    every = (
+        reader.tables.buffer.annotations.frame()
+        .filter(trajectory_id=question.row)
+        .sort("created_at", maintain_order=True)
+    )
     given = current(every)
     earlier = every.join(given, on="annotation_id", how="anti", maintain_order="left")
     counting, before = ([_shown(each) for each in reversed(rows.to_dicts())] for rows in (given, earlier))

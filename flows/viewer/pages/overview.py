@@ -2,40 +2,64 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import NoBufferError, StoreError
 from agentrl.flows.viewer.pages import graph
 from agentrl.flows.viewer.pages.better import EVALUATION
 from agentrl.flows.viewer.pages.run import STOPPED, run_line
 from agentrl.flows.viewer.query.artifacts import Artifacts
-from agentrl.flows.viewer.query.tables import Tables
 from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire import Filled
 from agentrl.flows.viewer.wire.overview import GainLine, Measurement, Overview, PlanAnswer
 from agentrl.flows.viewer.wire.runs import KnownSettings, Setting
 from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.results.gains import gains
 from agentrl.pipelines.run.runs import Run, all_runs
 from agentrl.pipelines.secrets import redacted
-from agentrl.schemas.manifest import Manifest
+from agentrl.schemas.manifest import Kind, Manifest
 from agentrl.schemas.trajectory import CONTROL
+
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import NamedPipeline, OfPipeline, Query, WhatIf
 
 RUNS = 50
 POLICIES = 8
+PLAN_S = 5.0
+"""Seconds that a question for a plan waits for it."""
 
 
-def overview(
-    store: str, catalog: Catalog, tables: Tables, artifacts: Artifacts, plans: graph.Plans, pipeline: str | None
-) -> Overview:
-    """Raises RefusedError if no run is of ``pipeline``."""
+def tabs(reader: "StoreReader", question: "Query") -> Filled:
+    """Pages that have something to show. What shows runs is there from the first one on, whatever came of it."""
+    made_now = reader.artifacts.all()
+    kinds = {output.kind for made in made_now for output in made.outputs.values()}
+    ran, rows = bool(all_runs(reader.catalog)), reader.tables.buffer.version is not None
+    filled = {
+        "/": True,
+        "/buffer": rows,
+        "/calls": rows,
+        "/evaluation": any(made.ingredients.uses.startswith("evaluate.") for made in made_now),
+        "/pair": Kind.PAIRS in kinds,
+        "/training": ran,
+        "/doctor": ran,
+        "/curation": Kind.TRAJECTORIES in kinds,
+        "/labels": rows,
+        "/runs": ran,
+    }
+    return Filled(paths=[path for path, is_filled in filled.items() if is_filled])
+
+
+def overview(reader: "StoreReader", question: "OfPipeline") -> Overview:
+    """Raises RefusedError if no run is of the pipeline."""
+    catalog, artifacts, pipeline = reader.catalog, reader.artifacts, question.pipeline
     runs = all_runs(catalog)
     names = list(dict.fromkeys(str(run.get("pipeline", "")) for run in runs))
     shown = _newest(runs, pipeline)
     # no plan is made in less than a second, so the page does not wait: it shows what the run recorded, and asks again
-    drawn = plans.of(shown, patience=0.0) if shown else graph.Drawn()
+    drawn = reader.plans.of(shown, patience=0.0) if shown else graph.Drawn()
     stages = drawn.stages if drawn and drawn.stages else graph.recorded(shown, catalog) if shown else []
     own = shown.get("pipeline") if shown else None
     at_work = [run for run in runs if run["state"] == "running" and run.get("pipeline") == own]
@@ -43,12 +67,12 @@ def overview(
     last = shown["stages"] if shown else {}
     ended = {name: stage for name, stage in last.items() if stage["status"] in STOPPED and name not in running}
     try:
-        snapshot = tables.at(None)
+        snapshot = reader.tables.at(None)
         version, rows = snapshot.version, snapshot.total
     except NoBufferError:
         version, rows = None, 0
     return Overview(
-        store=store,
+        store=reader.store,
         version=version,
         rows=rows,
         pipeline=own,
@@ -63,34 +87,32 @@ def overview(
     )
 
 
-def what_if(
-    catalog: Catalog, plans: graph.Plans, pipeline: str, settings: Sequence[str], patience: float
-) -> PlanAnswer:
+def plan(reader: "StoreReader", question: "WhatIf") -> PlanAnswer:
     """What would run with other settings. Raises RefusedError if no run is of the pipeline."""
-    run = _newest(all_runs(catalog), pipeline)
+    pipeline, settings = question.pipeline, question.set
+    run = _newest(all_runs(reader.catalog), pipeline)
     if wrong := [setting for setting in settings if "=" not in setting]:
         raise RefusedError(f"{wrong[0][:100]!r} is no setting", field="set", allowed=["STAGE.KEY=VALUE"])
-    drawn = plans.of(run, patience, [_in_full(setting, run) for setting in settings]) if run else graph.Drawn()
+    drawn = reader.plans.of(run, PLAN_S, [_in_full(setting, run) for setting in settings]) if run else graph.Drawn()
     return PlanAnswer(
         pipeline=pipeline,
-        settings=list(settings),
+        settings=settings,
         problem=drawn.problem if drawn else None,
         planning=drawn is None,
         stages=graph.boxes(drawn.stages) if drawn else [],
     )
 
 
-def known_settings(catalog: Catalog, pipeline: str) -> KnownSettings:
+def settings(reader: "StoreReader", question: "NamedPipeline") -> KnownSettings:
     """What the stages of the pipeline's newest run were configured with. Raises RefusedError if no run is of it."""
     from agentrl.pipelines.results.measured import flat_config
 
-    run = _newest(all_runs(catalog), pipeline)
-    settings = []
+    run, known = _newest(all_runs(reader.catalog), question.pipeline), []
     for stage, stage_run in run["stages"].items() if run else ():
-        manifest = catalog.manifest(stage, stage_run["fingerprint"]) if stage_run.get("fingerprint") else None
+        manifest = reader.catalog.manifest(stage, stage_run["fingerprint"]) if stage_run.get("fingerprint") else None
         config = flat_config(manifest.ingredients.config) if manifest else {}
-        settings += [Setting(name=f"{stage}.{key}", value=redacted(json.dumps(value))) for key, value in config.items()]
-    return KnownSettings(pipeline=pipeline, settings=settings)
+        known += [Setting(name=f"{stage}.{key}", value=redacted(json.dumps(value))) for key, value in config.items()]
+    return KnownSettings(pipeline=question.pipeline, settings=known)
 
 
 def _in_full(setting: str, run: Run) -> str:

@@ -1,6 +1,6 @@
 """Preference pairs: which tokens both sides share, which ones the loss covers, and how far apart a reference is."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -8,25 +8,31 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.pages.tokens import side_table
 from agentrl.flows.viewer.query.artifacts import Artifacts, TrainingScalars, label, numbers, row_at
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.compare import PairAnswer, PairLine, PairLines, PairSide
 from agentrl.schemas.manifest import Kind, Manifest, OutputRecord
+
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import ArtifactPage, PairQuery, SideQuery
 
 LINES = ("pair_id", "task_id", "kind", "chosen_id", "rejected_id", "chosen_reward", "rejected_reward", "shared_prefix")
 SIDES = {"chosen": 1, "rejected": -1}
 """Side -> its label in training rows."""
 
 
-def pair_lines(artifacts: Artifacts, artifact: str | None, offset: int, limit: int) -> PairLines:
+def pairs(reader: "StoreReader", question: "ArtifactPage") -> PairLines:
     """A page of the pairs of one artifact. Raises RefusedError if it has none."""
+    artifacts, artifact = reader.artifacts, question.artifact
     made = {label(manifest): (manifest, output) for manifest, output in _with_pairs(artifacts)}
     if artifact is None and not made:
         return PairLines(artifacts=[], artifact=None, total=0, pairs=[])
     shown = artifact or next(iter(made))
     with _file(artifacts, *_named(made, shown)) as file:
         table = file.read(list(LINES))
-    lines = [PairLine(**line) for line in table.slice(offset, limit).to_pylist()]
+    lines = [PairLine(**line) for line in table.slice(question.offset, question.limit).to_pylist()]
     return PairLines(artifacts=list(made), artifact=shown, total=table.num_rows, pairs=lines)
 
 
@@ -69,7 +75,22 @@ def _place(file: pq.ParquetFile, artifact: str, pair_id: str) -> tuple[int, str 
     return index, before, ids[index + 1].as_py() if index + 1 < len(ids) else None
 
 
-def pair_answer(artifacts: Artifacts, artifact: str, pair_id: str) -> PairAnswer:
+def side_tokens(reader: "StoreReader", question: "SideQuery") -> pa.Table:
+    """The tokens of a side of a pair."""
+    _, pair = pair_scalars(reader.artifacts, question.artifact, question.pair_id)
+    ids, mask = pair[f"{question.side}_ids"], pair[f"{question.side}_mask"]
+    text, reason = reader.text_of(numbers(ids, np.int32), pair["tokenizer"].as_py(), "")
+    return side_table(ids, mask, text, reason)
+
+
+def side_text(reader: "StoreReader", question: "SideQuery") -> bytes:
+    _, pair = pair_scalars(reader.artifacts, question.artifact, question.pair_id)
+    decoded, _ = reader.text_of(numbers(pair[f"{question.side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
+    return decoded.text if decoded else b""
+
+
+def pair(reader: "StoreReader", question: "PairQuery") -> PairAnswer:
+    artifacts, artifact, pair_id = reader.artifacts, question.artifact, question.pair_id
     manifest, pair = pair_scalars(artifacts, artifact, pair_id)
     output = next(record for record in manifest.outputs.values() if record.kind is Kind.PAIRS)
     with _file(artifacts, manifest, output) as file:

@@ -2,19 +2,23 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.live_metrics import live_stages
-from agentrl.flows.viewer.query.artifacts import Artifacts, label
+from agentrl.flows.viewer.query.artifacts import label
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.overview import RunLine
 from agentrl.flows.viewer.wire.training import RunAnswer, RunStage, StageProgress, StoppedRun
 from agentrl.pipelines.run.runs import Run, find_run
 from agentrl.pipelines.secrets import redacted
 from agentrl.schemas.manifest import Manifest
+
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import RunQuery
 
 STOPPED = ("failed", "killed", "cancelled")
 """How a stage, or a run, may end before it is done."""
@@ -69,25 +73,26 @@ def progress_of(stage: Mapping[str, Any]) -> StageProgress | None:
         return None
 
 
-def run_answer(catalog: Catalog, artifacts: Artifacts, text: str) -> RunAnswer:
+def run(reader: "StoreReader", question: "RunQuery") -> RunAnswer:
     """A run by its id, the beginning of it, or ``last``. Raises RefusedError if there is none."""
+    catalog, artifacts = reader.catalog, reader.artifacts
     try:
-        run = find_run(catalog, text)
+        record = find_run(catalog, question.run)
     except LookupError as error:
         raise RefusedError(str(error.args[0]), field="run", status=404) from None
-    live = live_stages(catalog.storage, run["run_id"])
-    made = {name: artifacts.find(name, stage.get("fingerprint") or "") for name, stage in run["stages"].items()}
+    live = live_stages(catalog.storage, record["run_id"])
+    made = {name: artifacts.find(name, stage.get("fingerprint") or "") for name, stage in record["stages"].items()}
     return RunAnswer(
-        run_id=run["run_id"],
-        pipeline=str(run.get("pipeline", "")),
-        state=run["state"],
-        command=redacted(str(run.get("command", ""))),
-        host=str(run.get("host", "")),
-        started=str(run.get("started_at", "")),
-        seconds=run.get("duration_s"),
-        gone=str(run.get("gone", "")),
-        go_on=go_on(run),
-        stages=[_stage(catalog, run, name, made[name], name in live) for name in run["stages"]],
+        run_id=record["run_id"],
+        pipeline=str(record.get("pipeline", "")),
+        state=record["state"],
+        command=redacted(str(record.get("command", ""))),
+        host=str(record.get("host", "")),
+        started=str(record.get("started_at", "")),
+        seconds=record.get("duration_s"),
+        gone=str(record.get("gone", "")),
+        go_on=go_on(record),
+        stages=[_stage(catalog, record, name, made[name], name in live) for name in record["stages"]],
     )
 
 

@@ -1,7 +1,7 @@
 """Two runs side by side: config, code, inputs, metrics, and the rows that differ."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow.parquet as pq
@@ -23,13 +23,18 @@ from agentrl.flows.viewer.wire.runs import (
 from agentrl.pipelines.run.runs import Run, all_runs, diff_runs, find_run
 from agentrl.schemas.manifest import Kind, Manifest
 
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import TwoRuns
+
 RUNS, TASKS, PROMPT = 200, 200, 300
 TASK = ["env", "task_id", "prompt"]
 """Two runs may have drawn different tasks under one id."""
 
 
-def runs_compared(catalog: Catalog, snapshot: Snapshot | None, a: str | None, b: str | None) -> RunsCompared:
-    """Raises RefusedError if a run is not known. Without a snapshot no rows are compared."""
+def runs_compared(reader: "StoreReader", question: "TwoRuns") -> RunsCompared:
+    """Raises RefusedError if a run is not known. If nothing was ever appended, no rows are compared."""
+    catalog, snapshot, a, b = reader.catalog, reader.snapshot_if_any(question.at), question.a, question.b
     runs = all_runs(catalog)
     after = _found(catalog, "b", b) if b else (runs[0] if runs else None)
     before = _found(catalog, "a", a) if a else _before(runs, after)

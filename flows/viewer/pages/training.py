@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 import polars as pl
@@ -18,13 +19,17 @@ from agentrl.datastore.errors import StoreError
 from agentrl.doctor.curves import ESS, KL
 from agentrl.flows.viewer.pages.run import STOPPED, not_run_again, progress_of
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
-from agentrl.flows.viewer.query.tables import Recent, Snapshot, Tables, plain
+from agentrl.flows.viewer.query.tables import Tables, plain
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.training import LiveAnswer, Pulse, SickBand, TrainingStage, TrainingStages
 from agentrl.pipelines.diagnose import bands_of
 from agentrl.pipelines.results.learned import rows_of_step
 from agentrl.pipelines.run.runs import Run, all_runs
 from agentrl.schemas.manifest import Manifest
+
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import ArtifactQuery, LinesQuery, Query, StepQuery
 
 PULSE_S = 0.5
 """Seconds between two looks at the store."""
@@ -40,15 +45,16 @@ ALWAYS = [
 """Bounds that depend on no config."""
 
 
-def stages(catalog: Catalog, artifacts: Artifacts, kept: Recent[str, TrainingStage]) -> TrainingStages:
-    """What trained, and what trains now. ``kept`` are those that were read before."""
+def stages(reader: "StoreReader", question: "Query") -> TrainingStages:
+    """What trained, and what trains now."""
+    catalog, artifacts = reader.catalog, reader.artifacts
     listed = [
         unfinished for run in all_runs(catalog)[:RUNS] for unfinished in _without_artifact(catalog, artifacts, run)
     ]
     for manifest in artifacts.all():
         if manifest.ingredients.uses.startswith("train.") and "metrics" in manifest.outputs:
             try:
-                listed.append(kept.get_or(manifest.fingerprint, partial(_at_rest, artifacts, manifest)))
+                listed.append(reader.trained.get_or(manifest.fingerprint, partial(_at_rest, artifacts, manifest)))
             except (OSError, StoreError):
                 continue  # freed since the list was read
     return TrainingStages(stages=listed)
@@ -115,22 +121,25 @@ def trained(artifacts: Artifacts, artifact: str) -> Manifest:
     return manifest
 
 
-def metrics(artifacts: Artifacts, artifact: str) -> pa.Table:
+def metrics(reader: "StoreReader", question: "ArtifactQuery") -> pa.Table:
     """The metrics of a training artifact as it recorded them. Raises RefusedError if it has none."""
-    with _metrics(artifacts, trained(artifacts, artifact)) as file:
+    with _metrics(reader.artifacts, trained(reader.artifacts, question.artifact)) as file:
         return file.read()
 
 
-def rows_of(artifacts: Artifacts, snapshot: Snapshot, artifact: str, step: int) -> pa.Table:
+def rows_of(reader: "StoreReader", question: "StepQuery") -> tuple[pa.Table, dict[str, str]]:
     """The rows that a step learned from. Raises RefusedError if the step was never taken."""
+    artifacts, snapshot = reader.artifacts, reader.tables.at(question.at)
+    manifest = trained(artifacts, question.artifact)
     try:
-        rows = pl.DataFrame(rows_of_step(artifacts.catalog, trained(artifacts, artifact), step))
+        rows = pl.DataFrame(rows_of_step(reader.catalog, manifest, question.step))
     except LookupError as error:
         raise RefusedError(str(error.args[0]), field="step", status=404) from None
     about = snapshot.columns(["trajectory_id", *OF_ROWS])
     rows = rows.join(about, on="trajectory_id", how="left", maintain_order="left")
-    version = _version_at(artifacts, trained(artifacts, artifact), step)
-    return plain(rows.with_columns((pl.lit(version, pl.Int32) - pl.col("policy_version")).alias("staleness")))
+    version = _version_at(artifacts, manifest, question.step)
+    rows = rows.with_columns((pl.lit(version, pl.Int32) - pl.col("policy_version")).alias("staleness"))
+    return plain(rows), {"x-version": str(snapshot.version)}
 
 
 def _version_at(artifacts: Artifacts, manifest: Manifest, step: int) -> int | None:
@@ -145,9 +154,10 @@ def _version_at(artifacts: Artifacts, manifest: Manifest, step: int) -> int | No
 # now
 
 
-def lines(catalog: Catalog, run_id: str, stage: str, cursor: int) -> LiveAnswer:
+def lines(reader: "StoreReader", question: "LinesQuery") -> LiveAnswer:
     """The lines of a live log after a cursor. Raises RefusedError if there is no such log."""
-    live = lines_after(catalog.storage, run_id, stage, cursor)
+    run_id, stage, cursor = question.run_id, question.stage, question.cursor
+    live = lines_after(reader.catalog.storage, run_id, stage, cursor)
     if live is None:
         raise RefusedError(f"run {run_id[:80]!r} has no live log of stage {stage[:80]!r}", field="stage", status=404)
     return LiveAnswer(lines=live.lines, cursor=live.cursor, restarted=live.cursor < cursor)

@@ -3,7 +3,7 @@ sampled tokens are trained on."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -29,6 +29,10 @@ from agentrl.flows.viewer.wire.trajectory import (
 )
 from agentrl.schemas.manifest import Kind, Manifest
 
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import MessageQuery, RowQuery
+
 CUT = 20_000
 """Characters of a message's texts, unless the whole message is asked for."""
 CUT_MORE, WHOLE = 200, 4_000_000
@@ -40,13 +44,11 @@ TOKENS = ("input_ids", "action_mask", "logprobs", "spans")
 CONTENT = (*SCALARS, "reward_components", "tags", "messages", "tools", "final_state", *TOKENS)
 
 
-def answer(row: pa.Table, snapshot: Snapshot, artifacts: Artifacts, sampled: np.ndarray) -> RowAnswer:
-    """``row`` is one row with the columns :data:`CONTENT`. ``sampled`` [tokens] is its mask, before ``fork_at`` that of
-    its parents."""
-    scalars = scalars_of(row)
-    return RowAnswer(
-        **content(row, scalars, artifacts, sampled), version=snapshot.version, neighbours=beside(scalars, snapshot)
-    )
+def row(reader: "StoreReader", question: "RowQuery") -> RowAnswer:
+    table, snapshot = reader.row_of(question.id, question.at)
+    scalars = scalars_of(table)
+    about = content(table, scalars, reader.artifacts, reader.sampled(table))
+    return RowAnswer(**about, version=snapshot.version, neighbours=beside(scalars, snapshot))
 
 
 def scalars_of(row: pa.Table) -> dict[str, Any]:
@@ -108,15 +110,19 @@ def last_words(messages: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
-def one_message(row: pa.Table, number: int) -> ShownMessage:
-    """A whole message. Raises RefusedError if there is none of this number."""
-    messages = row["messages"][0]
-    if not 0 <= number < len(messages):
+def message(reader: "StoreReader", question: "MessageQuery") -> ShownMessage:
+    """A message whose content begins at a character and has at most so many. Raises RefusedError if there is none of
+    this number."""
+    table, _ = reader.row_of(question.id, question.at)
+    messages, number = table["messages"][0], question.number
+    if number >= len(messages):
         raise RefusedError(
             f"this row has no message {number}", field="number", allowed=[f"0 to {len(messages) - 1}"], status=404
         )
-    n_errors = row["n_tool_errors"][0].as_py()
-    return turn(number, messages[number].as_py(), number in failed(messages.as_py(), n_errors), None)
+    errors = failed(messages.as_py(), table["n_tool_errors"][0].as_py())
+    shown = turn(number, messages[number].as_py(), number in errors, None)
+    end = shown.characters if question.most is None else question.start + question.most
+    return shown.model_copy(update={"content": shown.content[question.start : end], "cut": end < shown.characters})
 
 
 def failed(messages: Sequence[dict[str, Any]], n_errors: int) -> set[int]:

@@ -1,18 +1,48 @@
 """Attempts as a tree of the tokens that they share."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agentrl.flows.viewer.pages.compare import common
-from agentrl.flows.viewer.wire.compare import TreeBranch
+from agentrl.flows.viewer.pages.compare import common, newest_attempts
+from agentrl.flows.viewer.query.artifacts import numbers
+from agentrl.flows.viewer.wire.compare import TaskTree, TreeBranch
 from agentrl.statistics.intervals import wilson
 
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
+    from agentrl.flows.viewer.wire.queries import TaskQuery
+
 ENDS = 20
-TOKENS, TEXT_BYTES = 60, 240
+TOKENS = 60
 """How much of a branch's text is shown."""
+
+
+def task_tree(reader: "StoreReader", question: "TaskQuery") -> TaskTree:
+    """The attempts at a task as a tree. Raises RefusedError if there is none."""
+    snapshot = reader.tables.at(question.at)
+    names, rows = newest_attempts(snapshot, question.env, question.task_id)
+    table = reader.read(names, ("tokenizer", "policy", "input_ids", "success", "reward"), snapshot)
+    kinds = Counter(kind for kind in table["tokenizer"].to_pylist() if kind)
+    tokenizer = kinds.most_common(1)[0][0] if kinds else ""
+    chosen = [
+        number
+        for number, kind in enumerate(table["tokenizer"].to_pylist())
+        if kind == tokenizer and tokenizer and len(table["input_ids"][number])
+    ]
+    sequences = [numbers(table["input_ids"][number], np.int32) for number in chosen]
+    branches = prefix_tree(sequences)
+    texts = []
+    for branch in branches:
+        part = sequences[branch.members[0]][branch.start : min(branch.end, branch.start + TOKENS)]
+        texts.append(reader.beginning(part, tokenizer, table["policy"][chosen[branch.members[0]]].as_py()))
+    success, reward = (table[column].take(np.array(chosen, np.int64)).to_pylist() for column in ("success", "reward"))
+    boxes = drawn(branches, [names[number] for number in chosen], success, reward, texts)
+    return TaskTree(version=snapshot.version, rows=len(chosen), left_out=rows - len(chosen), branches=boxes)
 
 
 @dataclass

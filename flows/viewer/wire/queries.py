@@ -15,7 +15,14 @@ class AtVersion(Query):
     at: str | None = None
 
 
-class MessageQuery(AtVersion):
+class RowQuery(AtVersion):
+    """``id`` stands in the path."""
+
+    id: str
+
+
+class MessageQuery(RowQuery):
+    number: int
     start: int = Field(0, ge=0, lt=2**40)
     most: int | None = Field(None, ge=1)
 

@@ -7,7 +7,7 @@ phrase of its parts. In scripts without spaces each character is a word, and so 
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.optional import optional
@@ -23,6 +23,7 @@ ALLOWED = 'allowed are words, "a phrase", and -word or -"a phrase" for what must
 
 _SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 _WORD = rf"[{_SPACELESS}]|[[\p{{L}}\p{{M}}\p{{N}}]--[{_SPACELESS}]]+"
+_ASCII = "".join(chr(code).lower() if chr(code).isalnum() else " " for code in range(128))
 _TERM = re.compile(r'(?P<no>-(?=[^\s-]))?(?:"(?P<phrase>[^"]*)"|(?P<word>[^\s"]+))')
 
 
@@ -63,6 +64,14 @@ def analyzer(longest: int = LONGEST) -> "tantivy.TextAnalyzer":
     return made.build()
 
 
+@cache
+def of_plain() -> "tantivy.TextAnalyzer":
+    """What :func:`plain` gives, as words. Raises StoreError as :func:`analyzer` does."""
+    tantivy = optional("tantivy", EXTRA)
+    made = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace())
+    return made.filter(tantivy.Filter.remove_long(LONGEST)).build()
+
+
 def terms(written: str) -> list[str]:
     """The words of a word or a phrase as the index has them. Raises StoreError if one is too long to be there."""
     known: list[str] = analyzer().analyze(written)
@@ -71,21 +80,7 @@ def terms(written: str) -> list[str]:
     return known
 
 
-def has_phrase(words: Words) -> bool:
-    """Whether words must stand side by side somewhere, which takes long to look for."""
-    return any(len(terms(written)) > 1 for written in words.wanted + words.unwanted)
-
-
-def query(schema: Any, field: str, words: Words) -> "tantivy.Query":
-    """The query that tantivy answers."""
-    tantivy = optional("tantivy", EXTRA)
-    kinds = tantivy.Occur
-
-    def part(written: str) -> Any:
-        asked = terms(written)
-        if len(asked) == 1:
-            return tantivy.Query.term_query(schema, field, asked[0])
-        return tantivy.Query.phrase_query(schema, field, asked)
-
-    parts = [(kinds.Must, part(written)) for written in words.wanted]
-    return tantivy.Query.boolean_query(parts + [(kinds.MustNot, part(written)) for written in words.unwanted])
+def plain(text: str) -> str:
+    """A text as the index has it: its words as :func:`terms` has them, with a space between two. Most texts are of
+    ASCII, which Python reads faster than tantivy."""
+    return text.translate(_ASCII) if text.isascii() else " ".join(analyzer(2**20).analyze(text))

@@ -21,7 +21,7 @@ from agentrl.datastore import StoreError, TrajectoryBuffer
 from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.read.matches import as_tables
-from agentrl.datastore.search import fulltext, words
+from agentrl.datastore.search import text_index, words
 from agentrl.datastore.search.excerpts import row_texts
 from agentrl.datastore.upkeep import compact, forget
 from agentrl.flows.cli import app
@@ -212,13 +212,13 @@ def test_the_command_finds_words_and_selections_hold_them(buffer: TrajectoryBuff
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The data files that are read for the index."""
     files: list[str] = []
-    plain: Callable[..., object] = fulltext.FullText._add
+    plain: Callable[..., object] = text_index.TextIndex._add
 
-    def add(self: object, writer: object, number: int, name: str) -> object:
+    def add(self: object, writer: object, bits: object, number: int, name: str) -> object:
         files.append(name)
-        return plain(self, writer, number, name)
+        return plain(self, writer, bits, number, name)
 
-    monkeypatch.setattr(fulltext.FullText, "_add", add)
+    monkeypatch.setattr(text_index.TextIndex, "_add", add)
     return files
 
 
@@ -234,7 +234,7 @@ def test_only_new_files_are_read_and_those_that_left_go(store: str, read: list[s
     compact(buffer)
     assert numbers(buffer.text.ids("shared")) == [0, 1, 2]
     assert len(read) == 4
-    held = buffer.text._on_disk()
+    held = buffer.text.index.on_disk()
     assert held is not None
     assert len(held.files) == 1
     assert numbers(buffer.text.ids("shared", before)) == [0, 1, 2]  # the files of an old version are read again
@@ -254,7 +254,7 @@ def test_rows_that_were_forgotten_are_found_no_more(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["torn meta", "no meta", "torn postings", "lost files", "another form"])
 def test_a_damaged_index_is_built_anew(buffer: TrajectoryBuffer, damage: str, read: list[str]) -> None:
-    folder = buffer.text.folder
+    folder = buffer.text.index.folder
     assert numbers(buffer.text.ids("refund")) == [0, 1]
     if damage == "torn meta":
         (folder / "meta.json").write_text('{"segments": [')
@@ -276,15 +276,15 @@ def test_a_lock_that_another_reader_takes_as_the_folder_goes_is_no_fault(
     buffer: TrajectoryBuffer, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer.text.refresh()
-    lock, remove = buffer.text.folder / ".tantivy-meta.lock", fulltext.shutil.rmtree
+    lock, remove = buffer.text.index.folder / ".tantivy-meta.lock", text_index.shutil.rmtree
 
     def removing(path: Path, ignore_errors: bool = False) -> None:
         remove(path, ignore_errors=ignore_errors)
         path.mkdir()
         lock.touch()
 
-    monkeypatch.setattr(fulltext.shutil, "rmtree", removing)
-    (buffer.text.folder / "meta.json").unlink()
+    monkeypatch.setattr(text_index.shutil, "rmtree", removing)
+    (buffer.text.index.folder / "meta.json").unlink()
     assert numbers(TrajectoryBuffer(buffer.store).text.ids("refund")) == [0, 1]
     assert len(read) == 2
 
@@ -296,7 +296,7 @@ def test_an_interrupted_refresh_goes_on_where_it_committed(
     for shard in range(1, 4):
         rows = [said(shard * 10 + row, "refund") for row in range(3)]
         buffer.append(rows, stage="rollout", fingerprint=FP, shard=shard)
-    files, plain = [0], fulltext.row_texts
+    files, plain = [0], text_index.row_texts
 
     def stopping(messages: pa.ChunkedArray) -> Iterator[list[str]]:
         files[0] += 1
@@ -305,8 +305,8 @@ def test_an_interrupted_refresh_goes_on_where_it_committed(
                 raise KeyboardInterrupt
             yield texts
 
-    monkeypatch.setattr(fulltext, "row_texts", stopping)
-    monkeypatch.setattr(fulltext, "COMMIT_ROWS", 1)
+    monkeypatch.setattr(text_index, "row_texts", stopping)
+    monkeypatch.setattr(text_index, "COMMIT_ROWS", 1)
     with pytest.raises(KeyboardInterrupt):
         buffer.text.refresh()
     assert buffer.text.lacking() == 3
@@ -317,8 +317,8 @@ def test_an_interrupted_refresh_goes_on_where_it_committed(
 READER = """
 import sys
 from agentrl.datastore import TrajectoryBuffer
-from agentrl.datastore.search import fulltext
-fulltext.COMMIT_ROWS = 1
+from agentrl.datastore.search import text_index
+text_index.COMMIT_ROWS = 1
 print(TrajectoryBuffer(sys.argv[1]).text.refresh(progress=lambda done, total: print(done, flush=True)))
 """
 

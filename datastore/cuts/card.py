@@ -84,18 +84,23 @@ def _configs(files: str | None, labels: Written) -> list[dict[str, Any]] | None:
     """The tables that the hub shows: the rows, and what was said of them."""
     rows = [{"config_name": "default", "data_files": files}] if files else []
     said_of_them = [{"config_name": "annotations", "data_files": labels.file}] if labels.given else []
-    return rows + said_of_them or None
+    pairs = [{"config_name": "pairs", "data_files": labels.pairs_file}] if labels.pairs else []
+    return rows + said_of_them + pairs or None
 
 
 def _annotated(labels: Written) -> list[str]:
     """The section on annotations; nothing if there are none."""
-    left_out = f"{labels.left_out:,} annotations were left out, since they hold secrets." if labels.left_out else ""
+    left_out = " ".join(f"{count:,} annotations were left out, {why}." for why, count in labels.left_out.items())
     if not labels.given:
         return ["## Annotations", left_out] if left_out else []
     text = (
         f"`{labels.file}` has what people and judges said of the rows, by `trajectory_id`, with what they said before: "
         "of one author, one name and one target the newest `created_at` counts. The cut does not vouch for it.\n\n"
     )
+    if labels.pairs:
+        text += (
+            f"`{labels.pairs_file}` names the preferred and the other row of each pair that some of it is about.\n\n"
+        )
     lines = [(each.name, each.author_kind, f"{each.annotations:,}", f"{each.rows:,}") for each in labels.given]
     table = _table(("name", "by", "annotations", "rows"), lines)
     return ["## Annotations", text + table + (f"\n\n{left_out}" if left_out else "")]

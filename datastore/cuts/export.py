@@ -38,7 +38,7 @@ LOADED = (".jsonl", ".json", ".parquet")
 class ExportedCut:
     """What an export of a cut wrote. ``loses`` counts the rows that have something the format cannot hold,
     ``tasks_left_out`` the tasks that were not written beside the rows since they hold secrets, by how that is known,
-    and ``annotations_left_out`` the annotations."""
+    and ``annotations_left_out`` the annotations, by why."""
 
     path: str
     format: str
@@ -48,7 +48,7 @@ class ExportedCut:
     loses: dict[str, int] = field(default_factory=dict)
     tasks_left_out: dict[str, int] = field(default_factory=dict)
     annotations: int = 0
-    annotations_left_out: int = 0
+    annotations_left_out: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

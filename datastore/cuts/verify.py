@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agentrl.datastore.cuts.annotations import ANNOTATIONS
+from agentrl.datastore.cuts.annotations import ANNOTATIONS, PAIRS
 from agentrl.datastore.cuts.folder import BATCH_ROWS, CutFolder
 from agentrl.datastore.cuts.make import sha256
 from agentrl.datastore.errors import StoreError, UnknownTrajectoryError
@@ -136,12 +136,15 @@ def verify_export(folder: Path) -> CutCheck:
 
 
 def _said_of_others(folder: Path, ids: pa.Array) -> list[str]:
-    """The rows that annotations of an exported cut are about, and that are none of its own."""
-    path = folder / ANNOTATIONS
-    if not path.is_file():
-        return []
-    named = pc.unique(pq.read_table(path, columns=["trajectory_id"])["trajectory_id"])
-    return [f"{ANNOTATIONS}: {other}" for other in named.filter(pc.invert(pc.is_in(named, value_set=ids))).to_pylist()]
+    """The rows that annotations of an exported cut, and pairs that these name, are about, and that are none of its
+    own."""
+    others = []
+    for file, columns in ((ANNOTATIONS, ["trajectory_id"]), (PAIRS, ["chosen_id", "rejected_id"])):
+        table = pq.read_table(folder / file, columns=columns) if (folder / file).is_file() else None
+        for named in (pc.unique(column) for column in table.columns) if table is not None else ():
+            strange = named.filter(pc.invert(pc.is_in(named, value_set=ids)))
+            others += [f"{file}: {other}" for other in strange.to_pylist()]
+    return others
 
 
 def _unnamed(folder: Path, tasks: set[str], fingerprints: set[str]) -> list[str]:

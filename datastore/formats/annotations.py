@@ -55,9 +55,11 @@ def annotate(
     source: str,
     defaults: Mapping[str, Any] | None = None,
     strict: bool = False,
+    pairs: Mapping[str, Sequence[str]] | None = None,
 ) -> Annotations:
     """Append annotations, ``given`` as (location, fields): the location is how one is named if it is refused, and
-    ``defaults`` are fields of those that lack them. With ``strict`` nothing is appended if one is refused.
+    ``defaults`` are fields of those that lack them. With ``strict`` nothing is appended if one is refused. ``pairs``
+    are ids of pairs by the row that is preferred in them, beside those that the store has.
 
     Raises StoreError then, and if the store fails.
     """
@@ -71,7 +73,7 @@ def annotate(
             for each in (read(location, fields, source, defaults or {}, refused) for location, fields in part)
             if each
         ]
-        fit = _fitting(buffer, preferred_in, fine, refused)
+        fit = _fitting(buffer, preferred_in, pairs or {}, fine, refused)
         if strict:
             checked += fit
             continue
@@ -134,6 +136,7 @@ def name_of(annotation: Annotation, timed: bool) -> str:
 def _fitting(
     buffer: "TrajectoryBuffer",
     preferred_in: PreferredIn,
+    others: Mapping[str, Sequence[str]],
     given: Sequence[tuple[str, Annotation]],
     refused: list[Unreadable],
 ) -> list[Annotation]:
@@ -141,7 +144,9 @@ def _fitting(
     wanted = sorted({annotation.trajectory_id for _, annotation in given})
     tokens = _tokens(buffer, wanted)
     turns = _turns(buffer, sorted({a.trajectory_id for _, a in given if a.turn is not None} & tokens.keys()))
-    pairs = preferred_in(sorted({a.trajectory_id for _, a in given if a.pair_id is not None} & tokens.keys()))
+    asked = sorted({a.trajectory_id for _, a in given if a.pair_id is not None} & tokens.keys())
+    known = preferred_in(asked)
+    pairs = {name: [*known.get(name, []), *others.get(name, [])] for name in asked}
     return fitting(given, tokens, turns, pairs, refused)
 
 

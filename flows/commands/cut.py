@@ -170,8 +170,8 @@ def export(
         say(f"{format} cannot hold, of {done.rows} rows: {lost}")
     for why, count in done.tasks_left_out.items():
         say(f"{count} tasks {why} were left out")
-    if done.annotations_left_out:
-        say(f"{done.annotations_left_out} annotations that hold secrets were left out")
+    for why, count in done.annotations_left_out.items():
+        say(f"{count} annotations were left out, {why}")
     if done.annotations:
         say(f"{done.annotations} annotations are beside the rows")
     say(f"{done.records} records of {done.rows} rows written to {folder}; sha256 {done.identity}")

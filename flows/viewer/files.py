@@ -18,7 +18,10 @@ FOREVER = "public, max-age=31536000, immutable"
 INDEX, MAIN = "index.html", "main.js"
 PAGES = {"": "overview.js", "row": "trajectory.js"}
 """Modules of pages by the first part of the address, unless the module has its name."""
-ASKED_FIRST = {"": ["/api/overview"], "row": ["/api/rows/{}", "/api/tokens/{}", "/api/tokens/{}/text"]}
+ASKED_FIRST = {
+    "": ["/api/overview", "/api/evaluations"],
+    "row": ["/api/rows/{}", "/api/tokens/{}", "/api/tokens/{}/text"],
+}
 """What a page asks as soon as its scripts have run, by the first part of its address; ``{}`` is the second part."""
 ASKED_OTHERWISE = {"pipeline", "at"}
 """Parameters of an address with which a page asks something else."""

@@ -282,7 +282,7 @@ def test_a_page_names_the_questions_that_its_scripts_will_ask(browser: Browser) 
         text = browser.ask(path, headers=headers).headers.get("link", "")
         return re.findall(r"<([^>]+)>; rel=preload; as=fetch; crossorigin", text)
 
-    assert links("/") == ["./api/overview"]
+    assert links("/") == ["./api/overview", "./api/evaluations"]
     for asked, name in (("a%2Fb%20c", "a%2Fb%20c"), ("%3E;%22", "%3E%3B%22")):
         tokens = f"../api/tokens/{name}"
         assert links(f"/row/{asked}") == [f"../api/rows/{name}", tokens, f"{tokens}/text"]

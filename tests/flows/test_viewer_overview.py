@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from toy_project import Project
-from viewer_store import EVAL, GRPO, WARM, Browser, make_store, record_run
+from viewer_store import GRPO, WARM, Browser, make_store, record_run
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows import cli
@@ -47,15 +47,6 @@ def test_the_page_holds_graph_runs_and_results(store: Path) -> None:
     assert (run["state"], run["failed_stage"], run["seconds"]) == ("failed", "eval", 60.0)
     assert run["log_tail"].splitlines() == [f"line {number}" for number in range(80, 100)]
     assert run["go_on"].startswith("agentrl run")
-    assert [
-        (result["greedy"], result["success"], result["low"], result["high"], result["n"])
-        for result in answer["results"]
-    ] == [
-        (False, 0.6, 0.39, 0.78, 20),
-        (True, 0.7, 0.48, 0.85, 20),
-    ]
-    assert {result["stage"] for result in answer["results"]} == {"eval"}
-    assert EVAL
 
 
 def test_a_stage_that_was_stopped_looks_so_until_it_is_done() -> None:

@@ -16,7 +16,7 @@ def test_every_question_is_answered_from_a_bucket(bucket: str) -> None:
     record_run(bucket)
     browser = Browser(bucket)
     answer = browser.json("/api/overview")
-    assert (answer["rows"], answer["pipeline"], len(answer["results"])) == (24, "sums", 2)
+    assert (answer["rows"], answer["pipeline"]) == (24, "sums")
     assert {stage["stage"]: stage["status"] for stage in answer["stages"]} == {
         "warm": "cached",
         "grpo": "cached",

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.pages.better import EVALUATION, sentence
-from agentrl.flows.viewer.pages.overview import control_of
 from agentrl.flows.viewer.query.artifacts import label, numbers
 from agentrl.flows.viewer.query.tables import Snapshot
 from agentrl.flows.viewer.refused import RefusedError
@@ -27,6 +26,7 @@ from agentrl.flows.viewer.wire.compare import (
     Strip,
     TaskAttempts,
 )
+from agentrl.schemas.trajectory import CONTROL
 from agentrl.statistics.intervals import wilson
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def evaluations(reader: "StoreReader", question: "Query") -> Evaluations:
                         env=row.get("env") or "",
                         level=row["level"],
                         greedy=row["decoding"] == "greedy",
-                        control=control_of(row),
+                        control=row["temperature"] if row["decoding"] == CONTROL else None,
                         tasks=row["tasks"],
                         n=row.get("attempts") or row["tasks"],
                         success=row["success"],
@@ -220,35 +220,26 @@ def _strip(rows: pl.DataFrame) -> Strip:
 
 
 def aligned(reader: "StoreReader", question: "TwoRows") -> Aligned:
-    """Where two rows part: by their tokens if one tokenizer made both, else by their messages."""
+    """Where two rows part, by their tokens."""
     (first_row, snapshot), (other_row, _) = (reader.row_of(name, question.at) for name in (question.a, question.b))
     rows = (first_row, other_row)
     tokenizers = [row["tokenizer"][0].as_py() for row in rows]
     ids = [numbers(row["input_ids"][0], np.int32) for row in rows]
-    messages = [row["messages"][0].as_py() for row in rows]
     outcomes = [row["success"][0].as_py() for row in rows]
     shared, reason = None, ""
     if not all(map(len, ids)):
-        reason = "a row without tokens is compared by its messages"
+        reason = "one of them has no tokens, so nobody knows where they part"
     elif tokenizers[0] != tokenizers[1]:
-        reason = f"tokenizers {tokenizers[0]} and {tokenizers[1]} differ, so messages are compared"
+        reason = f"tokenizers {tokenizers[0]} and {tokenizers[1]} differ, so their tokens cannot be compared"
     else:
         shared = common(*ids)
-    parted = [_message_at(texts, shared) if shared is not None else None for texts in messages]
-    if shared is None:
-        number = next((n for n, (a, b) in enumerate(zip(*messages, strict=False)) if _said(a) != _said(b)), None)
-        first = number if number is not None else min(map(len, messages))
-        parted = [first if first < len(texts) else None for texts in messages]
-    same = all(len(tokens) == shared for tokens in ids) if shared is not None else parted == [None, None]
     return Aligned(
         version=snapshot.version,
         a=question.a,
         b=question.b,
         shared=shared,
         reason=reason,
-        message_a=parted[0],
-        message_b=parted[1],
-        same=same,
+        same=shared is not None and all(len(tokens) == shared for tokens in ids),
         flipped=None not in outcomes and outcomes[0] != outcomes[1],
     )
 
@@ -258,17 +249,3 @@ def common(a: np.ndarray, b: np.ndarray) -> int:
     size = min(len(a), len(b))
     different = a[:size] != b[:size]
     return int(different.argmax()) if different.any() else size
-
-
-def _message_at(messages: Sequence[dict[str, Any]], token: int) -> int | None:
-    """The message that holds a token, or the next one with tokens after it."""
-    spans = (
-        (number, message["token_end"]) for number, message in enumerate(messages) if message["token_end"] is not None
-    )
-    return next((number for number, end in spans if token < end), None)
-
-
-def _said(message: dict[str, Any]) -> tuple[Any, ...]:
-    """What two messages are compared by: all but their places among tokens, and ids of calls."""
-    calls = [(call["name"], call["arguments"]) for call in message["tool_calls"]]
-    return message["role"], message["content"], message["reasoning"], calls

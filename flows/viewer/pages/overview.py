@@ -1,33 +1,26 @@
-"""The first page: the stage graph, the runs, and whether the policy got better."""
+"""The first page: the stage graph and the runs."""
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
-
-from agentrl.datastore.errors import NoBufferError, StoreError
+from agentrl.datastore.errors import NoBufferError
 from agentrl.flows.viewer.pages import graph
-from agentrl.flows.viewer.pages.better import EVALUATION
 from agentrl.flows.viewer.pages.run import STOPPED, run_line
-from agentrl.flows.viewer.query.artifacts import Artifacts
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire import Filled
-from agentrl.flows.viewer.wire.overview import GainLine, Measurement, Overview, PlanAnswer
+from agentrl.flows.viewer.wire.overview import Overview, PlanAnswer
 from agentrl.flows.viewer.wire.runs import KnownSettings, Setting
 from agentrl.pipelines.file.problems import did_you_mean
-from agentrl.pipelines.results.gains import gains
 from agentrl.pipelines.run.runs import Run, all_runs
 from agentrl.pipelines.secrets import redacted
-from agentrl.schemas.manifest import Kind, Manifest
-from agentrl.schemas.trajectory import CONTROL
+from agentrl.schemas.manifest import Kind
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
     from agentrl.flows.viewer.wire.queries import NamedPipeline, OfPipeline, Query, WhatIf
 
 RUNS = 50
-POLICIES = 8
 PLAN_S = 5.0
 """Seconds that a question for a plan waits for it."""
 
@@ -54,7 +47,7 @@ def tabs(reader: "StoreReader", question: "Query") -> Filled:
 
 def overview(reader: "StoreReader", question: "OfPipeline") -> Overview:
     """Raises RefusedError if no run is of the pipeline."""
-    catalog, artifacts, pipeline = reader.catalog, reader.artifacts, question.pipeline
+    catalog, pipeline = reader.catalog, question.pipeline
     runs = all_runs(catalog)
     names = list(dict.fromkeys(str(run.get("pipeline", "")) for run in runs))
     shown = _newest(runs, pipeline)
@@ -81,8 +74,6 @@ def overview(reader: "StoreReader", question: "OfPipeline") -> Overview:
         stages=graph.boxes(stages, frozenset(running), ended),
         runs=[run_line(run, catalog) for run in runs[:RUNS]],
         n_runs=len(runs),
-        results=measurements(artifacts),
-        gains=gained(artifacts),
         pipelines=names,
     )
 
@@ -128,53 +119,3 @@ def _newest(runs: Sequence[Run], pipeline: str | None) -> Run | None:
         reason = f"no run is of pipeline {pipeline[:80]!r}{did_you_mean(pipeline, names)}"
         raise RefusedError(reason, field="pipeline", allowed=names, status=404)
     return next((run for run in runs if pipeline in (None, "", run.get("pipeline"))), None)
-
-
-def measurements(artifacts: Artifacts) -> list[Measurement]:
-    """What the newest evaluation of each stage measured over all environments and levels, newest first."""
-    newest: dict[str, Any] = {}
-    for manifest in artifacts.all():
-        if manifest.ingredients.uses == EVALUATION and "results" in manifest.outputs:
-            newest.setdefault(manifest.ingredients.stage, manifest)
-    listed = []
-    for stage, manifest in list(newest.items())[:POLICIES]:
-        try:
-            file = artifacts.catalog.local(manifest, manifest.outputs["results"].path)
-            rows = pq.read_table(file).to_pylist()
-        except (OSError, StoreError):
-            continue  # freed since the list was read
-        listed += [
-            Measurement(
-                policy=row["policy"],
-                stage=stage,
-                split=row["split"],
-                greedy=row["decoding"] == "greedy",
-                control=control_of(row),
-                success=row["success"],
-                low=row["low"],
-                high=row["high"],
-                n=row.get("attempts") or row["tasks"],
-            )
-            for row in rows
-            if row["level"] == -1 and not row.get("env") and row["decoding"] != "dev"
-        ]
-    return listed
-
-
-def gained(artifacts: Artifacts) -> list[GainLine]:
-    """What the newest evaluations show that training made of each policy over the one before it."""
-    newest: dict[str, Manifest] = {}
-    for manifest in artifacts.all():
-        if manifest.ingredients.uses == EVALUATION and "trajectories" in manifest.outputs:
-            newest.setdefault(manifest.ingredients.stage, manifest)
-    try:
-        gained_by = gains(artifacts.catalog, list(newest.values())[:POLICIES])
-    except (OSError, LookupError, StoreError):
-        return []  # freed since the list was read
-    each = gained_by.values()
-    return [GainLine(policy=gain.policy, than=gain.than, word=gain.word.value, said=str(gain)) for gain in each]
-
-
-def control_of(row: dict[str, Any]) -> float | None:
-    """The temperature of a result of the control for sharpening; None of others."""
-    return row["temperature"] if row["decoding"] == CONTROL else None

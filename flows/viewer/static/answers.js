@@ -198,15 +198,10 @@ async function aligned(query) {
   const known = ids.every((list) => list.length) && rows[0]("tokenizer") === rows[1]("tokenizer");
   let shared = 0;
   while (known && shared < Math.min(ids[0].length, ids[1].length) && ids[0][shared] === ids[1][shared]) shared++;
-  const at = (/** @type {import("./wire.js").RowAnswer} */ { messages }) => {
-    const index = messages.findIndex((message) => message.token_end !== null && shared < message.token_end);
-    return known && index >= 0 ? index : null;
-  };
   return json({
     version: contents.version, a, b,
     shared: known ? shared : null,
     reason: known ? "" : "a row has no tokens, or the tokenizers of both differ",
-    message_a: at(first), message_b: at(other),
     same: known && ids.every((list) => list.length === shared),
     flipped: first.row.success !== null && other.row.success !== null && first.row.success !== other.row.success,
   });

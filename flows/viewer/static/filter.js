@@ -68,7 +68,8 @@ export function has(expression, part) {
   return !loose(expression) && parts(expression).includes(together(part));
 }
 
+/** A text as a literal of SQL. @param {string} text */
+export const literal = (text) => `'${text.replaceAll("'", "''")}'`;
+
 /** Rows by their names. @param {Iterable<string>} ids */
-export function oneOf(ids) {
-  return `trajectory_id in (${[...ids].map((id) => `'${id.replaceAll("'", "''")}'`).join(", ")})`;
-}
+export const oneOf = (ids) => `trajectory_id in (${[...ids].map(literal).join(", ")})`;

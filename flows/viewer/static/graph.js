@@ -1,4 +1,5 @@
 // The stages of a pipeline as a graph. The server lays it out: x is the column and y the row of a stage.
+import { literal } from "./filter.js";
 import { seconds } from "./format.js";
 import { address } from "./location.js";
 import { Wide, html, useLayoutEffect, useRef, useState } from "./ui.js";
@@ -122,7 +123,4 @@ export function StageTable({ stages, chosen, pipeline }) {
 }
 
 /** @param {StageBox} stage @param {string | null} pipeline */
-function rowsOf(stage, pipeline) {
-  const quoted = (/** @type {string} */ text) => `'${text.replaceAll("'", "''")}'`;
-  return `stage = ${quoted(stage.stage)}${pipeline ? ` and pipeline = ${quoted(pipeline)}` : ""}`;
-}
+const rowsOf = ({ stage }, pipeline) => `stage = ${literal(stage)}${pipeline ? ` and pipeline = ${literal(pipeline)}` : ""}`;

@@ -1,20 +1,18 @@
 // Where a row comes from and what learned from it: stage, model, the artifacts before it, the steps after it.
+import { literal } from "./filter.js";
 import { plural, short } from "./format.js";
 import { address } from "./location.js";
 import { pieces } from "./text.js";
 import { html } from "./ui.js";
 
-/** @param {string} text */
-const quoted = (text) => `'${text.replaceAll("'", "''")}'`;
-
 /** @param {{lineage: import("./wire.js").Made}} props */
 export function Ribbon({ lineage }) {
   const { made_by: maker, policy, learned_by: learners } = lineage;
-  const rows = `stage = ${quoted(maker.stage)} and fingerprint = ${quoted(maker.fingerprint)}`;
+  const rows = `stage = ${literal(maker.stage)} and fingerprint = ${literal(maker.fingerprint)}`;
   return html`<nav class="ribbon" aria-label="lineage">
     ${maker.inputs.length > 0 && html`<span class="soft">${maker.inputs.map(shortened).join(", ")} →</span>`}
     <span class="soft">${policy.stage ? "model" : "by"}</span>
-    <a href=${address("/buffer", { filter: `policy = ${quoted(policy.name)}` })}>${pieces(policy.name || "unnamed")}</a>
+    <a href=${address("/buffer", { filter: `policy = ${literal(policy.name)}` })}>${pieces(policy.name || "unnamed")}</a>
     <span class="soft">version ${policy.version}${policy.learned_from.length > 0 && html` (learned from ${policy.learned_from.map((source, i) => html`${i ? ", " : ""}<a href=${source.kind === "rows" ? address("/buffer", { among: source.artifact }) : address("/pair", { artifact: source.artifact })}>${source.kind} of ${shortened(source.artifact)}</a>`)})`} →</span>
     <a href=${address("/buffer", { filter: rows })} title=${maker.uses}>${pieces(maker.stage || "outside")}${maker.fingerprint && `/${short(maker.fingerprint)}`}</a>
     <span class="soft">→</span> <b>this row</b> <span class="soft">→</span>

@@ -1,6 +1,7 @@
 // The first page: did the policy get better, what is up to date, what ran.
 import { json, useAnswer } from "./api.js";
 import { Headline } from "./better.js";
+import { literal } from "./filter.js";
 import { count, decoding, percent, plural, seconds, time } from "./format.js";
 import { Graph, StageTable } from "./graph.js";
 import { useKeys } from "./keys.js";
@@ -13,6 +14,8 @@ import { Wide, html, useEffect, useState } from "./ui.js";
 import { WhatIf, useWhatIf } from "./whatif.js";
 
 /** @typedef {import("./wire.js").Overview} Answer */
+
+const POLICIES = 8; // stages whose newest evaluations are shown
 
 export function OverviewPage() {
   const { pipeline, stage } = route.value.params;
@@ -28,7 +31,7 @@ export function OverviewPage() {
   useKeys({ w: { does: "what would run with another setting", run: () => document.getElementById("what-if")?.focus() }, b: { does: "the buffer", run: () => go("/buffer") } });
   if (problem && !value) return html`<${Problem} problem=${problem} />`;
   if (!value) return html`<p class="soft waiting">reading the store …</p>`;
-  const { results, gains, runs, pipelines, rows } = value;
+  const { runs, pipelines, rows } = value;
   const awaited = whatIf.given.length > 0 && !whatIf.problem && (!whatIf.plan || whatIf.plan.planning);
   const stages = whatIf.plan?.stages.length && !awaited ? whatIf.plan.stages : awaited || value.planning ? value.stages.map(planning) : value.stages;
   const working = runs.find((run) => run.state === "running" && run.pipeline === value.pipeline)?.run_id ?? "";
@@ -39,7 +42,7 @@ export function OverviewPage() {
     ${problem && html`<${Problem} problem=${problem} />`}
     <section aria-labelledby="better">
       <h2 id="better">Better?</h2>
-      ${results.length ? html`<${Newest} changes=${changes} /><${Better} results=${results} /><${Gains} gains=${gains} />` : html`<${Empty} says="No policy was evaluated yet." command=${command} />`}
+      <${Better} changes=${changes} />
     </section>
     <section aria-labelledby="stages">
       <h2 id="stages">Stages ${pipelines.length > 1 ? html`<${Pipelines} all=${pipelines} chosen=${value.pipeline} />` : html`<span class="soft">of ${value.pipeline ?? "no pipeline yet"}</span>`}</h2>
@@ -75,15 +78,21 @@ function Pipelines({ all, chosen }) {
   </select>`;
 }
 
-/** Success with its interval: one line per policy, stage and split, all on one scale from 0 to 1. @param {{results: Answer["results"]}} props */
-function Better({ results }) {
-  return html`<${Wide} label="success of policies"><table class="lines better">
+/** Success in the newest evaluations with its interval: one line per policy, stage and split, all on one scale from 0 to 1. @param {{changes: number}} props */
+function Better({ changes }) {
+  const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").Evaluations>} */ (json("/api/evaluations", {}, stop)), [changes]);
+  if (problem) return html`<${Problem} problem=${problem} />`;
+  if (!value) return html`<p class="soft waiting">reading the evaluations …</p>`;
+  const newest = value.evaluations.filter(({ stage }, i, all) => all.findIndex((other) => other.stage === stage) === i).slice(0, POLICIES);
+  if (!newest.length) return html`<${Empty} says="No policy was evaluated yet." command="agentrl run quickstart" />`;
+  const results = newest.flatMap(({ policy, stage, split, results }) => results.filter(({ level, env }) => level < 0 && !env).map((result) => ({ ...result, policy, stage, split })));
+  return html`<${Newest} changes=${changes} /><${Wide} label="success of policies"><table class="lines better">
     <thead><tr><th>policy</th><th>stage</th><th>split</th><th>sampling</th><th class="number">success</th><th class="number">95 % interval</th><th class="number">n</th><th class="scale"><span>0</span><span>0.5</span><span>1</span></th></tr></thead>
     <tbody>
       ${results.map(
         (result) => html`<tr>
           <td>${result.policy}</td>
-          <td><a href=${address("/buffer", { filter: `stage = '${result.stage.replaceAll("'", "''")}'` })}>${result.stage}</a></td>
+          <td><a href=${address("/buffer", { filter: `stage = ${literal(result.stage)}` })}>${result.stage}</a></td>
           <td>${result.split}</td>
           <td class="wraps">${decoding(result)}</td>
           <td class="number">${percent(result.success)}</td>
@@ -96,9 +105,6 @@ function Better({ results }) {
   </table><//>
   <p class="soft">● sampled at temperature 1, ○ greedy, ◆ at the temperature that did best on dev tasks: the control for sharpening, which training has to beat; the line is Wilson's 95 % interval</p>`;
 }
-
-/** What each policy gained over the one before it at its best temperature. @param {{gains: Answer["gains"]}} props */
-const Gains = ({ gains }) => gains.length > 0 && html`<details><summary>what each policy gained over the one before it</summary><ul>${gains.map((gain) => html`<li><strong>${gain.policy}: ${gain.word}</strong> · ${gain.said}</li>`)}</ul></details>`;
 
 /** @param {{success: number, low: number, high: number, greedy: boolean, control: number | null}} props */
 function Interval({ success, low, high, greedy, control }) {

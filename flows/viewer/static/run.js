@@ -2,6 +2,7 @@
 import { json, useAnswer } from "./api.js";
 import { number } from "./chart.js";
 import { LiveCurves } from "./curves.js";
+import { literal } from "./filter.js";
 import { count, seconds, time } from "./format.js";
 import { lost, useChanges, usePulse } from "./live.js";
 import { address, version } from "./location.js";
@@ -18,9 +19,6 @@ const MARKS = /** @type {Record<string, string>} */ ({ ran: "✓", reused: "✓"
 const COLOURS = { ran: "cached", reused: "cached", cached: "cached", running: "running", waiting: "running", run: "run", failed: "failed", killed: "killed", cancelled: "cancelled", blocked: "blocked" };
 const METRICS = 6;
 const AGAIN_MS = 3000;
-
-/** @param {string} text */
-const quoted = (text) => `'${text.replaceAll("'", "''")}'`;
 
 /** @param {{id: string}} props */
 export function RunPage({ id }) {
@@ -40,7 +38,7 @@ export function RunPage({ id }) {
   return html`<h1>${pieces(value.run_id)}</h1>
     <p role="status"><span class=${`status ${COLOURS[value.state] ?? "cached"}`}>${running ? "◌ " : value.state === "completed" ? "✓ " : "✗ "}${value.state}</span> <span class="soft">${pieces(value.pipeline)}, started ${time(value.started)} UTC on ${pieces(value.host)}${value.seconds === null ? "" : `, took ${seconds(value.seconds)}`}${value.gone && html`; ${pieces(value.gone)}`}</span></p>
     <p><code>${pieces(value.command)}</code></p>
-    <p><a href=${address("/buffer", { filter: `run_id = ${quoted(value.run_id)}` })}>its rows</a> · <a href=${address("/doctor", { run: value.run_id })}>what the doctor says</a></p>
+    <p><a href=${address("/buffer", { filter: `run_id = ${literal(value.run_id)}` })}>its rows</a> · <a href=${address("/doctor", { run: value.run_id })}>what the doctor says</a></p>
     ${stopped.map((stage) => html`<${Stopped} key=${stage.stage} stage=${stage} run=${value} />`)}
     ${lost.value && html`<p class="soft" role="status">the server does not answer; it is asked again each second …</p>`}
     <section aria-labelledby="stages"><h2 id="stages">Stages</h2>

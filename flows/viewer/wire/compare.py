@@ -187,17 +187,13 @@ class TaskTree(Answer):
 
 class Aligned(Answer):
     """Where two rows part. ``shared`` counts the tokens that they begin with alike, so it is the first token that
-    differs; None if they cannot be compared by tokens, and ``reason`` says why. ``message_a`` and ``message_b`` are the
-    messages in which they part (None if one is the beginning of the other). ``flipped``: one succeeded, the other
-    failed."""
+    differs; None if they cannot be compared, and ``reason`` says why. ``flipped``: one succeeded, the other failed."""
 
     version: int
     a: str
     b: str
     shared: int | None
     reason: str
-    message_a: int | None
-    message_b: int | None
     same: bool
     flipped: bool
 

@@ -49,32 +49,6 @@ class RunLine(Answer):
     go_on: str
 
 
-class Measurement(Answer):
-    """Success of one policy on one split in one stage, greedy or sampled, with Wilson's 95 % interval. ``n`` rows have
-    an outcome. ``control`` is the temperature that did best on dev tasks, if this is success at it as the control for
-    sharpening."""
-
-    policy: str
-    stage: str
-    split: str
-    greedy: bool
-    control: float | None
-    success: float
-    low: float
-    high: float
-    n: int
-
-
-class GainLine(Answer):
-    """What training made of a policy over ``than``, its predecessor at its best temperature, in one word (adds,
-    sharpens, none, worse, cannot tell) and in a sentence."""
-
-    policy: str
-    than: str
-    word: str
-    said: str
-
-
 class Overview(Answer):
     """``version`` is None, and ``rows`` 0, if nothing was ever appended. ``pipeline`` is the one that ``stages``
     shows, that of the newest run unless asked for another. If it is not planned, ``stages`` is what its newest run
@@ -90,8 +64,6 @@ class Overview(Answer):
     stages: list[StageBox]
     runs: list[RunLine]
     n_runs: int
-    results: list[Measurement]
-    gains: list[GainLine]
     pipelines: list[str]
 
 

@@ -192,11 +192,12 @@ def _serve(stores: list[str], door: "Door", listening: socket.socket, labels: "L
     from agentrl.recorder.connections import Connection  # half-sent requests end after a time
 
     names = named(stores) if len(stores) > 1 else {"": stores[0]}
+    readers: dict[str, Any] = {}
+    for name, store in names.items():
+        readers[name] = opening(store, labels, readers)
     viewers = {
-        f"{door.base}/{name}".rstrip("/"): application(
-            opening(store, labels), door, lambda: server.should_exit, list(names), name
-        )
-        for name, store in names.items()
+        f"{door.base}/{name}".rstrip("/"): application(reader, door, lambda: server.should_exit, list(names), name)
+        for name, reader in readers.items()
     }
     app_ = Below(viewers) if any(viewers) else viewers[""]
     quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off"}

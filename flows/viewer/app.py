@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -42,16 +42,19 @@ LONGEST_BODY = 2**16
 log = logging.getLogger(__name__)
 
 
-def opening(store: str, labels: "LabelSchema | None" = None) -> "Future[StoreReader]":
+def opening(
+    store: str, labels: "LabelSchema | None" = None, beside: "Mapping[str, Future[StoreReader]] | None" = None
+) -> "Future[StoreReader]":
     """The reader of a store to come: what it imports is loaded in a thread, while the server answers already. People
-    may give ``labels``."""
+    may give ``labels``. ``beside`` are the readers of all stores by their names, this one too."""
     future: Future[StoreReader] = Future()
 
     def open_store() -> None:
         try:
             from agentrl.flows.viewer.reader import StoreReader
 
-            future.set_result(StoreReader(store, labels) if labels else StoreReader(store))
+            given = {"labels": labels} if labels else {}
+            future.set_result(StoreReader(store, beside=beside, **given))
         except BaseException as error:  # raised again by each question
             future.set_exception(error)
 

@@ -1,7 +1,8 @@
 """What all questions about one store share: its rows, artifacts and plans, and what was read of them before. Nothing
 here writes."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +33,15 @@ TEXT_BYTES = 240
 class StoreReader:
     """A store, as the viewer sees it."""
 
-    def __init__(self, store: str, labels: LabelSchema = LabelSchema()) -> None:  # noqa: B008  (it is frozen)
+    def __init__(
+        self,
+        store: str,
+        labels: LabelSchema = LabelSchema(),  # noqa: B008  (it is frozen)
+        beside: "Mapping[str, Future[StoreReader]] | None" = None,
+    ) -> None:
+        """``beside`` are all stores that are shown beside each other, by their names, this one too."""
         self.store, self.labels = store, labels
+        self._beside = {} if beside is None else beside  # it may be filled later
         self.catalog = Catalog(store)
         self.tables = Tables(TrajectoryBuffer(store))
         self.artifacts = Artifacts(self.catalog)
@@ -44,6 +52,18 @@ class StoreReader:
         self.trained: Recent[str, TrainingStage] = Recent(256)
         self._pulses = training.Pulses(self.catalog, self.tables)
         self.doctor = Doctor(self.catalog, store)
+
+    def others(self) -> "dict[str, StoreReader]":
+        """The other stores that can be read, by their names."""
+        opened = {name: future.result() for name, future in self._beside.items() if future.exception() is None}
+        return {name: reader for name, reader in opened.items() if reader is not self}
+
+    def elsewhere(self, text: str) -> "tuple[StoreReader, str, str]":
+        """The store of what ``text`` names, the beginning of the text that says so, and the rest: ``STORE:NAME`` is of
+        another store, anything else of this one."""
+        store, colon, name = text.partition(":")
+        other = self.others().get(store) if colon else None
+        return (other, f"{store}:", name) if other else (self, "", text)
 
     def sampled(self, row: pa.Table) -> np.ndarray:
         """Which tokens of a row it or its parents sampled; it alone, if the store does not have a parent."""

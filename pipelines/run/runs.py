@@ -139,8 +139,9 @@ def local_time(text: str | None) -> str:
     return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M:%S}" if text else ""
 
 
-def diff_runs(catalog: Catalog, a: Run, b: Run) -> dict[str, dict[str, Any]]:
-    """What differs between two runs, by stage; stages that do not differ are left out.
+def diff_runs(catalog: Catalog, a: Run, b: Run, of_b: Catalog | None = None) -> dict[str, dict[str, Any]]:
+    """What differs between two runs, by stage; stages that do not differ are left out. Run ``b`` may be of another
+    store, whose catalog is ``of_b``.
 
     Each has ``only_in`` or ``ingredients`` (config, code, inputs... one line each), ``metrics`` and ``rows``
     (name -> [in a, in b]).
@@ -150,7 +151,7 @@ def diff_runs(catalog: Catalog, a: Run, b: Run) -> dict[str, dict[str, Any]]:
         if name not in a["stages"] or name not in b["stages"]:
             differing[name] = {"only_in": (a if name in a["stages"] else b)["run_id"]}
             continue
-        left, right = (_manifest(catalog, name, run) for run in (a, b))
+        left, right = _manifest(catalog, name, a), _manifest(of_b or catalog, name, b)
         if a["stages"][name]["fingerprint"] == b["stages"][name]["fingerprint"]:
             continue
         if left is None or right is None:

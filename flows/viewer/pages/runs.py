@@ -1,15 +1,15 @@
 """Two runs side by side: config, code, inputs, metrics, and the rows that differ."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.pages.better import EVALUATION
 from agentrl.flows.viewer.query.artifacts import label
-from agentrl.flows.viewer.query.tables import Snapshot
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.runs import (
     ChangedRows,
@@ -32,28 +32,50 @@ TASK = ["env", "task_id", "prompt"]
 """Two runs may have drawn different tasks under one id."""
 
 
+class Side(NamedTuple):
+    """A run that is compared, its store, and how names of that store begin here: STORE:, or nothing."""
+
+    run: Run
+    reader: "StoreReader"
+    prefix: str
+
+
 def runs_compared(reader: "StoreReader", question: "TwoRuns") -> RunsCompared:
     """Raises RefusedError if a run is not known. If nothing was ever appended, no rows are compared."""
-    catalog, snapshot, a, b = reader.catalog, reader.snapshot_if_any(question.at), question.a, question.b
-    runs = all_runs(catalog)
-    after = _found(catalog, "b", b) if b else (runs[0] if runs else None)
-    before = _found(catalog, "a", a) if a else _before(runs, after)
-    both = before is not None and after is not None
-    differing = diff_runs(catalog, before, after) if before and after else {}
-    shared = [name for name in before["stages"] if name in after["stages"]] if before and after else []
+    runs = all_runs(reader.catalog)
+    listed = [_name(run) for run in runs[:RUNS]]
+    for store, other in reader.others().items():
+        listed += [_name(run, f"{store}:") for run in all_runs(other.catalog)[:RUNS]]
+    after = _found(reader, "b", question.b) if question.b else _own(reader, next(iter(runs), None))
+    before = (
+        _found(reader, "a", question.a) if question.a else _own(reader, _before(runs, after.run if after else None))
+    )
+    own = reader.snapshot_if_any(question.at)
     return RunsCompared(
-        version=None if snapshot is None else snapshot.version,
-        runs=[_name(run) for run in runs[:RUNS]],
+        version=None if own is None else own.version,
+        runs=listed,
         a=_side(before) if before else None,
         b=_side(after) if after else None,
-        same=[name for name in shared if name not in differing] if both else [],
-        stages=[_stage(name, difference, catalog, before, after, snapshot) for name, difference in differing.items()],
+        **(_differences(before, after, question.at) if before and after else {"same": [], "stages": []}),
     )
 
 
-def _found(catalog: Catalog, field: str, text: str) -> Run:
+def _differences(before: Side, after: Side, at: str | None) -> dict[str, Any]:
+    """The stages that both runs made alike, and the others."""
+    differing = diff_runs(before.reader.catalog, before.run, after.run, after.reader.catalog)
+    shared = [name for name in before.run["stages"] if name in after.run["stages"]]
+    stages = [_stage(name, difference, before, after, at) for name, difference in differing.items()]
+    return {"same": [name for name in shared if name not in differing], "stages": stages}
+
+
+def _own(reader: "StoreReader", run: Run | None) -> Side | None:
+    return Side(run, reader, "") if run else None
+
+
+def _found(reader: "StoreReader", field: str, text: str) -> Side:
+    store, prefix, name = reader.elsewhere(text)
     try:
-        return find_run(catalog, text)
+        return Side(find_run(store.catalog, name), store, prefix)
     except LookupError as error:
         raise RefusedError(str(error.args[0]), field=field, status=404) from None
 
@@ -66,49 +88,58 @@ def _before(runs: list[Run], after: Run | None) -> Run | None:
     return next((run for run in older if run.get("pipeline") == after.get("pipeline")), None)
 
 
-def _name(run: Run) -> RunName:
+def _name(run: Run, prefix: str = "") -> RunName:
     words = {key: str(run.get(name, "")) for key, name in (("pipeline", "pipeline"), ("when", "started_at"))}
-    return RunName(run_id=run["run_id"], state=run["state"], **words)
+    return RunName(run_id=prefix + run["run_id"], state=run["state"], **words)
 
 
-def _side(run: Run) -> RunSide:
-    seconds, command = run.get("duration_s"), str(run.get("command", ""))
-    return RunSide(**_name(run).model_dump(), seconds=seconds, command=command)
+def _side(side: Side) -> RunSide:
+    seconds, command = side.run.get("duration_s"), str(side.run.get("command", ""))
+    return RunSide(**_name(side.run, side.prefix).model_dump(), seconds=seconds, command=command)
 
 
-def _stage(
-    name: str, difference: dict[str, Any], catalog: Catalog, a: Run | None, b: Run | None, snapshot: Snapshot | None
-) -> StageDifference:
+def _stage(name: str, difference: dict[str, Any], before: Side, after: Side, at: str | None) -> StageDifference:
+    made = [_made(side, name) for side in (before, after)] if "metrics" in difference else [None, None]
+    first, other = made
+    other_tasks = first is not None and other is not None and _other_tasks(first, other)
+    changed: list[ChangedRows] = []
+    if first and other and not other_tasks:
+        changed = list(_changed((before, first), (after, other), at))
     return StageDifference(
         stage=name,
         only_in=difference.get("only_in"),
         ingredients=difference.get("ingredients", []),
         metrics=_values(difference.get("metrics", {})),
         rows=_values(difference.get("rows", {})),
-        changed=list(_changed(catalog, name, a, b, snapshot))
-        if a and b and snapshot and "metrics" in difference
-        else [],
+        other_tasks=other_tasks,
+        changed=changed,
     )
+
+
+def _made(side: Side, stage: str) -> Manifest | None:
+    return side.reader.catalog.manifest(stage, side.run["stages"][stage]["fingerprint"])
+
+
+def _other_tasks(a: Manifest, b: Manifest) -> bool:
+    """Whether two manifests are evaluations of different sets of tasks."""
+    sets = [{record.digest for record in made.ingredients.inputs.get("tasks", [])} for made in (a, b)]
+    return a.ingredients.uses == b.ingredients.uses == EVALUATION and sets[0] != sets[1]
 
 
 def _values(values_of: dict[str, list[Any]]) -> list[TwoValues]:
     return [TwoValues(name=name, a=a, b=b) for name, (a, b) in values_of.items()]
 
 
-def _changed(catalog: Catalog, stage: str, a: Run, b: Run, snapshot: Snapshot) -> Iterator[ChangedRows]:
+def _changed(before: tuple[Side, Manifest], after: tuple[Side, Manifest], at: str | None) -> Iterator[ChangedRows]:
     """The selections of a stage in both runs."""
-    manifests = [catalog.manifest(stage, run["stages"][stage]["fingerprint"]) for run in (a, b)]
-    before, after = manifests
-    if before is None or after is None:
-        return
-    for name, output in before.outputs.items():
-        if output.kind is Kind.TRAJECTORIES and name in after.outputs:
+    for name, output in before[1].outputs.items():
+        if output.kind is Kind.TRAJECTORIES and name in after[1].outputs:
             try:
-                ids = [_ids(catalog, run, name) for run in (before, after)]
+                ids = [_ids(side.reader.catalog, made, name) for side, made in (before, after)]
+                if not ids[0].equals(ids[1]):
+                    yield _compared(name, before, after, ids[0], ids[1], at)
             except (OSError, StoreError):
-                continue  # freed since the manifest was read
-            if not ids[0].equals(ids[1]):
-                yield _compared(name, before, after, ids[0], ids[1], snapshot)
+                continue  # freed since the manifest was read, or nothing was ever appended
 
 
 def _ids(catalog: Catalog, manifest: Manifest, output: str) -> pl.Series:
@@ -117,18 +148,17 @@ def _ids(catalog: Catalog, manifest: Manifest, output: str) -> pl.Series:
 
 
 def _compared(
-    output: str, before: Manifest, after: Manifest, a: pl.Series, b: pl.Series, snapshot: Snapshot
+    output: str, before: tuple[Side, Manifest], after: tuple[Side, Manifest], a: pl.Series, b: pl.Series, at: str | None
 ) -> ChangedRows:
-    rows = snapshot.columns(["trajectory_id", *TASK, "success", "segment"]).filter(pl.col("segment") == 0)
-    sides = [_by_task(rows, ids, side) for ids, side in ((a, "a"), (b, "b"))]
+    sides = [_by_task(before[0], a, "a", at), _by_task(after[0], b, "b", at)]
     both = sides[0].join(sides[1], on=TASK)
     # 1 of 2 and 2 of 4 are one share; a task without an outcome differs from none
     differs = pl.col("a_solved") * pl.col("b_n") != pl.col("b_solved") * pl.col("a_n")
     differing = both.filter(differs).sort(TASK)
     return ChangedRows(
         output=output,
-        a_artifact=label(before),
-        b_artifact=label(after),
+        a_artifact=before[0].prefix + label(before[1]),
+        b_artifact=after[0].prefix + label(after[1]),
         a=len(a),
         b=len(b),
         shared=int(a.unique().is_in(b.unique().implode()).sum()),
@@ -142,8 +172,10 @@ def _compared(
     )
 
 
-def _by_task(rows: pl.DataFrame, ids: pl.Series, side: str) -> pl.DataFrame:
-    """Tasks with ``{side}_solved`` and ``{side}_n`` attempts that have an outcome."""
-    chosen = rows.filter(pl.col("trajectory_id").is_in(ids.unique().implode()))
+def _by_task(of: Side, ids: pl.Series, side: str, at: str | None) -> pl.DataFrame:
+    """Tasks with ``{side}_solved`` and ``{side}_n`` attempts that have an outcome. Of another store the newest version
+    of the buffer counts."""
+    rows = of.reader.tables.at(None if of.prefix else at).columns(["trajectory_id", *TASK, "success", "segment"])
+    chosen = rows.filter(pl.col("segment") == 0, pl.col("trajectory_id").is_in(ids.unique().implode()))
     solved, n = pl.col("success").sum().alias(f"{side}_solved"), pl.col("success").count().alias(f"{side}_n")
     return chosen.group_by(TASK).agg(solved, n)

@@ -29,7 +29,7 @@ from agentrl.schemas.manifest import Manifest
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import ArtifactQuery, LinesQuery, Query, StepQuery
+    from agentrl.flows.viewer.wire.queries import ArtifactQuery, LinesQuery, StagesQuery, StepQuery
 
 PULSE_S = 0.5
 """Seconds between two looks at the store."""
@@ -45,7 +45,7 @@ ALWAYS = [
 """Bounds that depend on no config."""
 
 
-def stages(reader: "StoreReader", question: "Query") -> TrainingStages:
+def stages(reader: "StoreReader", question: "StagesQuery") -> TrainingStages:
     """What trained, and what trains now."""
     catalog, artifacts = reader.catalog, reader.artifacts
     listed = [
@@ -57,6 +57,12 @@ def stages(reader: "StoreReader", question: "Query") -> TrainingStages:
                 listed.append(reader.trained.get_or(manifest.fingerprint, partial(_at_rest, artifacts, manifest)))
             except (OSError, StoreError):
                 continue  # freed since the list was read
+    for name, other in reader.others().items() if question.beside else ():
+        theirs = stages(other, question.model_copy(update={"beside": False})).stages
+        named = [
+            stage.model_copy(update={"artifact": f"{name}:{stage.artifact}"}) for stage in theirs if stage.artifact
+        ]
+        listed += named
     return TrainingStages(stages=listed)
 
 
@@ -123,7 +129,8 @@ def trained(artifacts: Artifacts, artifact: str) -> Manifest:
 
 def metrics(reader: "StoreReader", question: "ArtifactQuery") -> pa.Table:
     """The metrics of a training artifact as it recorded them. Raises RefusedError if it has none."""
-    with _metrics(reader.artifacts, trained(reader.artifacts, question.artifact)) as file:
+    reader, _, artifact = reader.elsewhere(question.artifact)
+    with _metrics(reader.artifacts, trained(reader.artifacts, artifact)) as file:
         return file.read()
 
 

@@ -18,7 +18,7 @@ const over = () => (route.value.params.over ?? "").split(",").filter(Boolean);
 /** @param {{stage: Stage, curves: Curves, step: number | null, choose: (step: number) => void}} props */
 export function ChartGrid({ stage, curves, step, choose }) {
   const names = over();
-  const listed = useAnswer((stop) => /** @type {Promise<import("./wire.js").TrainingStages>} */ (json("/api/training", {}, stop)), []);
+  const listed = useAnswer((stop) => /** @type {Promise<import("./wire.js").TrainingStages>} */ (json("/api/training", { beside: true }, stop)), []);
   const stages = (listed.value?.stages ?? []).filter((other) => other.artifact && other.artifact !== stage.artifact && !names.includes(other.artifact));
   const { value, problem } = useAnswer((stop) => Promise.all(names.map(async (artifact) => Curves.of((await arrow("/api/training/metrics", { artifact }, stop)).table))), [names.join()]);
   const others = useMemo(() => value ?? [], [value]);

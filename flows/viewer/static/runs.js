@@ -54,6 +54,7 @@ function Differences({ value, at }) {
       <h2>${pieces(stage.stage)} ${stage.only_in && html`<span class="soft">only in ${stage.only_in}</span>`}</h2>
       ${stage.ingredients.length > 0 && html`<${Made} lines=${stage.ingredients} />`}
       ${stage.metrics.length + stage.rows.length > 0 && html`<${Numbers} stage=${stage} />`}
+      ${stage.other_tasks && html`<p class="bad">The two evaluations are of different sets of tasks, so their attempts are not paired, and their success is not of the same thing.</p>`}
       ${stage.changed.map((rows) => html`<${Rows} changed=${rows} at=${at} />`)}
     </section>`)}`;
 }
@@ -85,7 +86,7 @@ function told(value) {
 
 /** @param {{changed: Compared["stages"][number]["changed"][number], at: string | undefined}} props */
 function Rows({ changed, at }) {
-  const part = (/** @type {string} */ among, /** @type {number} */ rows) => html`<a href=${address("/buffer", { among, at })}>${plural(rows, "row")}</a>`;
+  const part = (/** @type {string} */ among, /** @type {number} */ rows) => (among.includes(":") ? plural(rows, "row") : html`<a href=${address("/buffer", { among, at })}>${plural(rows, "row")}</a>`); // of another store
   const of = (/** @type {number} */ solved, /** @type {number} */ n) => (n ? `${count(solved)} of ${count(n)}` : "–");
   return html`<h3>Rows of ${changed.output}: a has ${part(changed.a_artifact, changed.a)}, b ${part(changed.b_artifact, changed.b)}${changed.shared ? `, ${count(changed.shared)} of them the same` : ""}</h3>
     <p class="soft">${plural(changed.tasks, "task")} in both, ${count(changed.only_a)} in a alone, ${count(changed.only_b)} in b alone. ${plural(changed.differing, "task")} of both ${changed.differing === 1 ? "has" : "have"} another share of successes${changed.differing > changed.examples.length ? `; the first ${count(changed.examples.length)}` : ""}.</p>

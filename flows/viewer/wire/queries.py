@@ -103,7 +103,15 @@ class SideQuery(PairQuery):
 
 
 class ArtifactQuery(Query):
+    """``STORE:STAGE/FINGERPRINT`` is of another store that is shown beside this one."""
+
     artifact: str
+
+
+class StagesQuery(Query):
+    """``beside``: artifacts of the stores beside this one too."""
+
+    beside: bool = False
 
 
 class StepQuery(AtVersion):
@@ -118,6 +126,8 @@ class LinesQuery(Query):
 
 
 class TwoRuns(AtVersion):
+    """Runs by their ids, or ``STORE:ID`` of another store that is shown beside this one."""
+
     a: str | None = None
     b: str | None = None
 

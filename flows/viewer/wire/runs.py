@@ -9,6 +9,8 @@ from agentrl.flows.viewer.wire import Answer
 
 
 class RunName(Answer):
+    """``run_id`` is STORE:ID if the run is of another store than this one."""
+
     run_id: str
     pipeline: str
     when: str
@@ -48,7 +50,8 @@ class TaskOutcomes(Answer):
 
 class ChangedRows(Answer):
     """The rows of a selection in both runs: ``a`` and ``b`` rows, of which ``shared`` are the same. ``a_artifact`` and
-    ``b_artifact`` are STAGE/FINGERPRINT, as /buffer?among= takes them. ``tasks`` are attempted in both; ``differing``
+    ``b_artifact`` are STAGE/FINGERPRINT, as /buffer?among= takes them, with STORE: before them if they are of another
+    store. ``tasks`` are attempted in both; ``differing``
     of them have another share of successes, and are listed first to last by task, at most 200. ``only_a`` and
     ``only_b`` tasks are attempted in one run alone."""
 
@@ -67,20 +70,23 @@ class ChangedRows(Answer):
 
 class StageDifference(Answer):
     """``only_in`` is the run that has the stage, None if both have it. ``ingredients`` are lines such as
-    ``config beta 0.1 -> 0.3``, as `agentrl diff` has them."""
+    ``config beta 0.1 -> 0.3``, as `agentrl diff` has them. ``other_tasks``: it is an evaluation of other tasks in each
+    run, so nothing of it is compared task by task, and ``changed`` is empty."""
 
     stage: str
     only_in: str | None
     ingredients: list[str]
     metrics: list[TwoValues]
     rows: list[TwoValues]
+    other_tasks: bool
     changed: list[ChangedRows]
 
 
 class RunsCompared(Answer):
-    """``runs`` are the newest 200, newest first. Without ``b`` it is the newest run, without ``a`` the run of the same
-    pipeline before it; they are None if there is none. ``same`` are the stages that both runs made alike, ``stages``
-    the others. ``version`` is that of the buffer which told the outcomes, None if nothing was ever appended."""
+    """``runs`` are the newest 200 of this store and of each beside it, newest first. Without ``b`` it is the newest run
+    of this store, without ``a`` the run of the same pipeline before it; they are None if there is none. ``same`` are
+    the stages that both runs made alike, ``stages`` the others. ``version`` is that of this store's buffer which told
+    the outcomes, None if nothing was ever appended."""
 
     version: int | None
     runs: list[RunName]

@@ -159,7 +159,7 @@ def _signs() -> Trajectory:
 
 
 def _huge() -> Trajectory:
-    return _texts("huge", "write much", HUGE)
+    return _texts("huge", "write much", HUGE).model_copy(update={"tags": ["latency_s:3.50"]})
 
 
 def _long(sampled: Trajectory) -> Trajectory:

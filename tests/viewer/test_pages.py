@@ -314,6 +314,7 @@ def test_a_long_message_is_cut_until_asked_for(seen: Watched) -> None:
 def test_rows_without_tokens_say_so(seen: Watched) -> None:
     page = seen.open("/row/huge", ".turn")
     assert "no tokens" in page.inner_text(".lensbar")
+    assert "3.5 s at the endpoint" in page.inner_text(".title")
     assert page.locator(".minimap").count() == 0
 
 

@@ -4,7 +4,7 @@ import { json, useAnswer } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { copies } from "./copies.js";
 import { Fate, showFate } from "./fate.js";
-import { count, decimal, plural } from "./format.js";
+import { count, decimal, plural, seconds } from "./format.js";
 import { oneOf } from "./filter.js";
 import { copy, say, useKeys } from "./keys.js";
 import { LENSES, lacking, spoken } from "./lenses.js";
@@ -130,6 +130,7 @@ function Trajectory({ id, row, tokens }) {
 }
 
 const LISTED = 1000;
+const LATENCY = "latency_s:";
 const FOLDED = 20_000; // tokens up to which those of the template are folded: what has tokens before and after it moves less
 
 /** The turns in a line each. @param {{messages: Row["messages"], current: number, open: (number: number) => void}} props */
@@ -173,6 +174,7 @@ function Title({ id, row, at, lens }) {
     <span>reward ${decimal(reward)}</span>
     ${row.reward_components.map((component) => html`<span class="soft">${pieces(component.name)} ${decimal(component.value)}${component.weight === 1 ? "" : ` × ${decimal(component.weight)}`}</span>`)}
     <span>${termination}</span>
+    <${Took} row=${row} />
     <${Errors} row=${row} />
     <span class="soft">${pieces(String(env))}, ${pieces(String(split))}, level ${level}</span>
     ${row.tags.map((tag) => html`<span class="tag">${pieces(tag)}</span>`)}
@@ -183,6 +185,13 @@ function Title({ id, row, at, lens }) {
       ${store && html`<button onClick=${() => share({ filter: oneOf([id]), at }, "row.html").catch((problem) => say(problem.message))}>one file for others</button>`}
     </div></details>
   </div>`;
+}
+
+/** Seconds of all turns at an endpoint, which a tag of the row holds. No row holds those of one message or one call. @param {{row: Row}} props */
+function Took({ row }) {
+  const total = row.tags.find((tag) => tag.startsWith(LATENCY))?.slice(LATENCY.length);
+  const turns = row.messages.filter((message) => message.role === "assistant").length;
+  return total && html`<span class="soft" title="rows do not hold how long one message or one call took">${seconds(Number(total))} at the endpoint${turns > 1 ? `, ${seconds(Number(total) / turns)} a turn` : ""}</span>`;
 }
 
 /** How many calls of tools failed, and how many of their answers are found: rows do not say which. @param {{row: Row}} props */

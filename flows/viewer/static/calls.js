@@ -32,7 +32,7 @@ function Told({ value, at }) {
   return html`<p role="status">${plural(sum, "call")} failed in ${plural(looked, "row")}${looked < rows ? `, the newest of ${count(rows)} that call tools` : " that call tools"}.${unknown > 0 && html` <span class="soft">${plural(unknown, "more error")} ${unknown === 1 ? "was" : "were"} counted by rows that do not say of which call.</span>`} <span class="soft">Rows do not hold how long a call took.</span></p>
     <${Wide} label="calls by tool"><table class="lines">
       <thead><tr><th>tool</th><th class="number">calls</th><th class="number">answered</th><th class="number">failed</th><th class="number">of those answered</th><th class="number">rows</th></tr></thead>
-      <tbody>${tools.map((tool) => html`<tr><td>${pieces(tool.name || "(no name)")}</td><td class="number">${count(tool.calls)}</td><td class="number">${count(tool.answered)}</td><td class=${`number ${tool.failed ? "bad" : ""}`}>${count(tool.failed)}</td><td class="number">${tool.answered ? percent(tool.failed / tool.answered) : "–"}</td><td class="number">${count(tool.rows)}</td></tr>`)}</tbody>
+      <tbody>${tools.map((tool) => html`<tr><td class="wraps">${pieces(tool.name || "(no name)")}</td><td class="number">${count(tool.calls)}</td><td class="number">${count(tool.answered)}</td><td class=${`number ${tool.failed ? "bad" : ""}`}>${count(tool.failed)}</td><td class="number">${tool.answered ? percent(tool.failed / tool.answered) : "–"}</td><td class="number">${count(tool.rows)}</td></tr>`)}</tbody>
     </table><//>
     <h2 id="failed">Calls that failed</h2>
     ${failed.length < sum && html`<p class="soft">the newest ${count(failed.length)} of ${count(sum)}</p>`}

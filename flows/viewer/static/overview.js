@@ -131,7 +131,7 @@ function Runs({ runs }) {
             <td>${time(run.when)}</td>
             <td class="number">${seconds(run.seconds)}</td>
             <td class=${`status ${run.state}`}>${stopped ? "✗ " : run.state === "running" ? "◌ " : ""}${run.state}</td>
-            <td>${run.failed_stage ?? ""}${run.cause && html`<span class="soft">: ${pieces(run.cause)}</span>`}</td>
+            <td class="wraps">${run.failed_stage ?? ""}${run.cause && html`<span class="soft">: ${pieces(run.cause)}</span>`}</td>
           </tr>
           ${stopped && run.go_on && html`<tr><td colspan="6"><details><summary>how to go on with ${run.run_id}${run.log_tail && `, and the last lines of the log of ${run.failed_stage}`}</summary><p><${OfStore} command=${run.go_on} /></p>${run.log_tail && html`<pre>${pieces(run.log_tail)}</pre>`}</details></td></tr>`}`;
       })}

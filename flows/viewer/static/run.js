@@ -58,7 +58,7 @@ function Line({ run, stage, over }) {
       <td>${stage.uses}</td>
       <td class=${`status ${status === "run" && over ? "skipped" : colour}`}>${status === "run" ? (over ? "– not reached" : "▸ to run") : `${MARKS[status] ?? ""} ${status}`}</td>
       <td class="number">${stage.seconds === null ? (since !== null && since >= 0 ? `${seconds(since)} so far` : "") : seconds(stage.seconds)}</td>
-      <td class="wraps">${status === "running" ? html`${farNow(run, stage.stage) || far(progress)} ` : STOPPED.includes(status) && progress ? html`stopped at ${far(progress, true)}${curves && html`, <a href=${address("/training", { run, stage: stage.stage })}>its curves</a>`}; ` : ""}${live ? html`<${Progress} run=${run} stage=${stage.stage} />` : pieces(cause || reasons.join("; "))}</td>
+      <td class="wraps">${status === "running" ? html`${farNow(run, stage.stage) || far(progress)} ` : STOPPED.includes(status) && progress ? html`stopped at ${far(progress, true)}${curves && html`, <a href=${address("/training", { run, stage: stage.stage })}>its curves</a>`}${cause || reasons.length ? "; " : ""}` : ""}${live ? html`<${Progress} run=${run} stage=${stage.stage} />` : pieces(cause || reasons.join("; "))}</td>
     </tr>
     ${warnings.map((warning) => html`<tr><td></td><td colspan="4" class="warning">warning: ${pieces(warning)}</td></tr>`)}
     ${log && status === "running" && html`<tr><td colspan="5"><details open><summary>last lines of the log of ${pieces(stage.stage)}</summary><pre class="log">${pieces(log)}</pre></details></td></tr>`}`;

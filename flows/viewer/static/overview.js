@@ -14,6 +14,7 @@ import { Wide, html, useEffect, useState } from "./ui.js";
 import { WhatIf, useWhatIf } from "./whatif.js";
 
 /** @typedef {import("./wire.js").Overview} Answer */
+/** @typedef {import("./wire.js").Evaluations} Evaluations */
 
 const POLICIES = 8; // stages whose newest evaluations are shown
 
@@ -25,6 +26,7 @@ export function OverviewPage() {
     (stop) => /** @type {Promise<Answer>} */ (json("/api/overview", { pipeline }, stop)),
     [pipeline, asked, changes],
   );
+  const evaluated = useAnswer((stop) => /** @type {Promise<Evaluations>} */ (json("/api/evaluations", {}, stop)), [changes]);
   useUnfinished(value, value?.planning, () => askAgain(asked + 1));
   useEffect(() => void (version.value = null), []);
   const whatIf = useWhatIf(value?.pipeline);
@@ -42,7 +44,7 @@ export function OverviewPage() {
     ${problem && html`<${Problem} problem=${problem} />`}
     <section aria-labelledby="better">
       <h2 id="better">Better?</h2>
-      <${Better} changes=${changes} />
+      <${Better} ...${evaluated} changes=${changes} />
     </section>
     <section aria-labelledby="stages">
       <h2 id="stages">Stages ${pipelines.length > 1 ? html`<${Pipelines} all=${pipelines} chosen=${value.pipeline} />` : html`<span class="soft">of ${value.pipeline ?? "no pipeline yet"}</span>`}</h2>
@@ -78,9 +80,8 @@ function Pipelines({ all, chosen }) {
   </select>`;
 }
 
-/** Success in the newest evaluations with its interval: one line per policy, stage and split, all on one scale from 0 to 1. @param {{changes: number}} props */
-function Better({ changes }) {
-  const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").Evaluations>} */ (json("/api/evaluations", {}, stop)), [changes]);
+/** Success in the newest evaluations with its interval: one line per policy, stage and split, all on one scale from 0 to 1. @param {{value: Evaluations | null, problem: Error | null, changes: number}} props */
+function Better({ value, problem, changes }) {
   if (problem) return html`<${Problem} problem=${problem} />`;
   if (!value) return html`<p class="soft waiting">reading the evaluations …</p>`;
   const newest = value.evaluations.filter(({ stage }, i, all) => all.findIndex((other) => other.stage === stage) === i).slice(0, POLICIES);

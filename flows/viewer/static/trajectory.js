@@ -2,14 +2,13 @@
 import { Annotations, showAnnotations } from "./annotations.js";
 import { json, useAnswer } from "./api.js";
 import { Conversation } from "./conversation.js";
-import { copies } from "./copies.js";
 import { Fate, showFate } from "./fate.js";
 import { count, decimal, plural, seconds } from "./format.js";
 import { oneOf } from "./filter.js";
 import { copy, say, useKeys } from "./keys.js";
 import { LENSES, lacking, spoken } from "./lenses.js";
 import { Ribbon } from "./lineage.js";
-import { address, change, go, route, rowAddress, version } from "./location.js";
+import { address, change, go, lasting, route, rowAddress, version } from "./location.js";
 import { useMarks } from "./matches.js";
 import { Minimap } from "./minimap.js";
 import { Painter } from "./painter.js";
@@ -181,10 +180,17 @@ function Title({ id, row, at, lens }) {
     <span class="end">${to(previous, "‹", "row before, of the same stage run")} ${to(next, "›", "row after, of the same stage run")}</span>
     <span>${to(attempts[here - 1] ?? null, "‹", "previous attempt")} attempt ${here + 1} of ${count(attempts.length)}${all > attempts.length ? ` (${count(all)} in all)` : ""} at <a href=${address("/task", { env, task_id: task, at })}>${pieces(String(task))}</a> ${to(attempts[here + 1] ?? null, "›", "next attempt")}</span>
     <details class="columns"><summary>copy</summary><div class="menu">
-      ${copies(id, row).map(([what, text, problem]) => html`<button disabled=${problem !== ""} title=${problem} onClick=${async () => copy(await text(), what)}>${what}</button>`)}
+      <button onClick=${() => copy(lasting(), "link")}>link</button>
+      <button onClick=${async () => copy(await uncut(id, row), "JSON")}>JSON</button>
       ${store && html`<button onClick=${() => share({ filter: oneOf([id]), at }, "row.html").catch((problem) => say(problem.message))}>one file for others</button>`}
     </div></details>
   </div>`;
+}
+
+/** All that the page was told of a row, as JSON with the whole messages. @param {string} id @param {Row} row */
+async function uncut(id, row) {
+  const whole = (/** @type {Row["messages"][number]} */ message) => (message.cut ? json(`/api/rows/${encodeURIComponent(id)}/messages/${message.number}`, { at: row.version }) : message);
+  return JSON.stringify({ ...row, messages: await Promise.all(row.messages.map(whole)) }, null, 2);
 }
 
 /** Seconds of all turns at an endpoint, which a tag of the row holds. No row holds those of one message or one call. @param {{row: Row}} props */
@@ -239,7 +245,7 @@ function More({ row }) {
 /** JSON, and what is not there of it. @param {{text: string, characters: number}} props */
 function Whole({ text, characters }) {
   const all = characters <= text.length;
-  return html`${!all && html`<p class="soft">the first ${count(text.length)} of ${count(characters)} characters; <code>agentrl view export</code> and the pytest fixture above have all</p>`}
+  return html`${!all && html`<p class="soft">the first ${count(text.length)} of ${count(characters)} characters; <code>agentrl view export</code> has all</p>`}
     <pre><${Text} text=${all ? pretty(text) : text} /></pre>`;
 }
 

@@ -2,7 +2,8 @@
 
     python benchmarks/fulltext.py                 100,000 rows of about 500 tokens
     SCALE=small python benchmarks/fulltext.py     5,000 rows
-    ROWS=1000000 python benchmarks/fulltext.py    as many as the target names: half an hour, 4 GB of disk
+    ROWS=1000000 python benchmarks/fulltext.py    as many as the target names: half an hour, 4 GB of disk (or
+                                                  ROWS=1000000 make bench-cut, with all other figures)
 
 Words of the messages are drawn by Zipf's law from 200,000, and each row holds an order number of its own. Times are
 medians in one process with the index open, as in a server or a notebook; data are the table's files.

@@ -167,6 +167,9 @@ def fitting(
             problem = "trajectory_id", f"no row {name!r} in the buffer"
         elif annotation.turn is not None and annotation.turn >= turns[name]:
             problem = "turn", f"is {annotation.turn}; the row has {turns[name]} assistant messages, numbered from 0"
+        elif annotation.token_end is not None and not tokens[name]:
+            next_step = "name a turn instead, and quote the words that you mean in the comment"
+            problem = "token_end", f"is {annotation.token_end}; the row has no tokens, only messages: {next_step}"
         elif annotation.token_end is not None and annotation.token_end > tokens[name]:
             problem = "token_end", f"is {annotation.token_end}; the row has {tokens[name]} tokens"
         elif annotation.pair_id is not None and annotation.pair_id not in pairs.get(name, ()):

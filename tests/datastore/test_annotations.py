@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_rows import FP, Make
+from store_rows import FP, Make, build
 
 from agentrl.datastore.annotations.current import current
 from agentrl.datastore.annotations.table import MERGED, PARTS, AnnotationTable
@@ -139,6 +139,21 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, make: Make) -> Non
             store.annotate([fine, fields])
         assert reason in str(refused.value), str(refused.value)
     assert store.annotation_log().is_empty()
+
+
+def test_tokens_of_a_row_that_has_none_are_refused_with_what_to_name(tmp_path: Path) -> None:
+    bare = {"input_ids": [], "action_mask": [], "logprobs": [], "n_tokens": 0, "n_action_tokens": 0, "tokenizer": ""}
+    messages = [each.model_copy(update={"token_start": None, "token_end": None}) for each in build().messages]
+    TrajectoryBuffer(tmp_path).append([build(messages=messages, **bare)], stage="import", fingerprint=FP)
+    store, row = Store(str(tmp_path)), build().trajectory_id
+    with pytest.raises(StoreError, match="the row has no tokens, only messages: name a turn instead, and quote"):
+        store.annotate(
+            [{"trajectory_id": row, "name": "wrong", "value": 1, "author": "a", "token_start": 0, "token_end": 2}]
+        )
+    store.annotate(
+        [{"trajectory_id": row, "name": "wrong", "value": 1, "author": "a", "turn": 1, "comment": "'Bob 0'"}]
+    )
+    assert store.annotation_log()["turn"].to_list() == [1]
 
 
 LINES = """

@@ -32,10 +32,12 @@ $(SMOLLM)/config.json: | $(VENV)/.run
 bench-real: $(VENV)/.dev $(SMOLLM)/config.json
 	$(BIN)/python benchmarks/real.py
 
-# a file stays in one process, so that what its tests share is made once; tests/longest_first.txt says which begin. Three
-# processes for two cores, since some tests wait
+# a file stays in one process, so that what its tests share is made once; tests/longest_first.txt says which begin
+SHARED := --dist loadfile --no-loadscope-reorder
+
+# three processes for two cores, since some tests wait
 test: $(VENV)/.dev bubblewrap
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 $(SHARED) --durations=20
 
 test-slow: $(VENV)/.dev bubblewrap
 	$(BIN)/pytest -m "slow and not vllm"
@@ -78,7 +80,7 @@ test-harness: $(VENV)/.dev $(AGENTS)/.ready
 
 # the viewer in Debian's chromium; screenshots are in build/viewer
 test-viewer: $(VENV)/.viewer chromium
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m viewer --durations=5 tests/viewer
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(SHARED) -m viewer --durations=5 tests/viewer
 
 # the pictures of the viewer in docs/images, of the store that `make run` filled
 pictures: $(VENV)/.viewer chromium

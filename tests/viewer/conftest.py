@@ -1,5 +1,6 @@
 """A real store, the real command that serves it, and Debian's Chromium without a window."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from serving import serving, window
 from strange_rows import append_strange_rows
 from watched import ENV, Watched
@@ -18,9 +20,24 @@ from agentrl.datastore.search.index import SearchIndex
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A filled store. Where several processes share the tests, the first one fills it, and each has a copy of its own,
+    since tests write labels into it."""
+    folder = tmp_path_factory.mktemp("viewer")
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return fill(folder)
+    filled = tmp_path_factory.getbasetemp().parent / "filled"
+    with FileLock(f"{filled}.lock"):
+        if not (filled / "whole").exists():
+            filled.mkdir(exist_ok=True)
+            fill(filled)
+            (filled / "whole").touch()
+    shutil.copytree(filled, folder, dirs_exist_ok=True)
+    return str(folder / "store")
+
+
+def fill(folder: Path) -> str:
     """What ``agentrl run`` makes of ``small.yaml``, a second run with other rules, strange rows, a search
     index. The file lies beside the store, so that the viewer plans it."""
-    folder = tmp_path_factory.mktemp("viewer")
     path = str(folder / "store")
     shutil.copy(Path(__file__).parent / "small.yaml", folder)
     rules = "stages.curated.with.rules=[{rule: filter, where: success}]"

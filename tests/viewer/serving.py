@@ -50,7 +50,7 @@ def window(browser: Any, url: str, theme: str = "light", **more: Any) -> Iterato
     context = browser.new_context(**options)
     context.add_init_script(WATCH)
     page = context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(180_000)  # a busy machine is no fault
     watched = Watched(page, url)
     page.on("console", lambda message: message.type in ("error", "warning") and watched.console.append(message.text))
     page.on("pageerror", lambda error: watched.console.append(str(error)))

@@ -58,7 +58,7 @@ class Watched:
         assert (self.console, self.outside, self.dialogs) == ([], [], [])
 
 
-def until(page: Any, expression: str, seconds: float = 15) -> None:
+def until(page: Any, expression: str, seconds: float = 60) -> None:
     """Waits until an expression is true. The policy of the page refuses Playwright's own way of waiting for one."""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):

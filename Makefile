@@ -34,6 +34,8 @@ bench-real: $(VENV)/.dev $(SMOLLM)/config.json
 
 # a file stays in one process, so that what its tests share is made once; tests/longest_first.txt says which begin
 SHARED := --dist loadfile --no-loadscope-reorder
+# the files with tests of a mark, so that no process imports all others to choose among them
+marked = $(shell grep -lr --include='test_*.py' 'mark\.$(1)\b' tests)
 
 # three processes for two cores, since some tests wait
 test: $(VENV)/.dev bubblewrap
@@ -44,7 +46,7 @@ test-slow: $(VENV)/.dev bubblewrap
 
 # one slow test of each kind: two DeepSpeed ranks, kill -9 of a run, a schedule on a Prefect server, a store on S3
 test-ci-slow: $(VENV)/.dev bubblewrap
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m ci --durations=0
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(SHARED) -m ci --durations=0 $(call marked,ci)
 
 # storms over the store, ROUNDS of each kind; with ROUNDS given, the result goes to benchmarks/results/faults.md
 test-faults: $(VENV)/.dev

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from importlib.util import find_spec
 from random import Random
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from agentrl.environments import load_environment
 from agentrl.environments.adapters.reasoning_gym import Question, ReasoningGym
 
-pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs the extra reasoning-gym")
 
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 SIZES = {"train": 20, "dev": 10, "heldout": 10}

@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,7 @@ from agentrl.recorder.server import recording, server_of
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Trajectory
 
-pytest.importorskip("pydantic_ai")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("pydantic_ai") is None, reason="needs pydantic-ai")]
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What agentrl does on a CUDA device: tests of vLLM, training against TRL, rollouts. Makes two environments beside the checkout, and
+# What agentrl does on a CUDA device: tests of vLLM, memory, training against TRL, rollouts. Makes two environments beside the checkout, and
 # writes what it shows to $OUT (default: benchmarks/results), to be committed with the machine that it names.
 #   benchmarks/gpu.sh
 #   benchmarks/gpu.sh --dry-run    # each part at a tiny size, without CUDA and vLLM, in the environment of the tests: CI does it
@@ -48,6 +48,7 @@ parts() {
     part machine nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader
     part "tests of vLLM" "$PYTHON" -m pytest -q -m vllm "${tests[@]}"
   fi
+  part memory "$PYTHON" benchmarks/gpu_memory.py
   part training "$PYTHON" benchmarks/training.py
   part rollouts "$PYTHON" benchmarks/gpu.py
   [ ${#failed[@]} = 0 ] || { printf 'failed: %s\n' "${failed[@]}"; return 1; }

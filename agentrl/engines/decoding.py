@@ -3,6 +3,7 @@ each slot that samples, drawn with one given number per token."""
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.engines.base import Sampling, Session, Turn
+from agentrl.engines.base import EngineError, Sampling, Session, Turn
 from agentrl.schemas.trajectory import Span
 
 if TYPE_CHECKING:
@@ -265,3 +266,18 @@ class CacheSlots:
             cache_slot.slot = slot
         self.free, self.slots = [], len(cache_slots)
         return order
+
+
+def check_tokens(ids: Sequence[int], vocabulary: int) -> None:
+    """Refuse ids that a model with ``vocabulary`` embeddings has not. A GPU that reads past them fails, and can then
+    not be used by this process any more.
+
+    Raises EngineError that names the first.
+    """
+    if max(ids, default=0) < vocabulary and min(ids, default=0) >= 0:
+        return
+    wrong = next(token for token in ids if not 0 <= token < vocabulary)
+    raise EngineError(
+        f"token {wrong} is none of the model's {vocabulary:,}, so it comes from another tokenizer; use the one that "
+        "was saved with the model"
+    )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
-from agentrl.engines.decoding import CacheSlot, CacheSlots, DecodingBatch, Row
+from agentrl.engines.decoding import CacheSlot, CacheSlots, DecodingBatch, Row, check_tokens
 from agentrl.engines.kv_cache import KVCache
 from agentrl.engines.weights import check_copy
 
@@ -32,6 +32,7 @@ _WAIT_STEPS = 8  # and no row waits for more steps than this
 _CHUNK_TOKENS = 8192  # tokens of one pass over chunks
 _ALONG_TOKENS = 128  # so few tokens need no pass of their own, but go along with the next step
 _ALONG_CELLS = 32_768  # places of the cache that are read in such a step: each of its tokens reads a copy
+_NO_MEMORY = "; set engine.rows lower, or run fewer stages beside each other on this GPU (execution.gpus, --jobs)"
 _SHARED_TOKENS = 4  # a shorter common prefix is not worth copying
 
 Schedule = Literal["exact", "free"]
@@ -69,6 +70,8 @@ class TransformersEngine:
         self.version = 0
         self.work = EngineCounts()
         self._autocast = autocast
+        embeddings: Any = model.get_input_embeddings()
+        self._vocabulary = int(embeddings.weight.shape[0])
         self._cache = KVCache(model)
         self._decoding = DecodingBatch()
         self._cache_slots = CacheSlots(max_rows)
@@ -95,7 +98,8 @@ class TransformersEngine:
         deadline: int = 0,
         time_limit: float | None = None,
     ) -> Turn:
-        """See :class:`agentrl.engines.base.Engine`. Raises EngineError if the model fails."""
+        """See :class:`agentrl.engines.base.Engine`. Raises EngineError if the model fails, or has not all tokens."""
+        check_tokens(session.ids, self._vocabulary)
         limit = min(sampling.max_turn_tokens, sampling.max_tokens - len(session.ids))
         if limit < 1:
             return Turn([], [], [], "length")
@@ -117,7 +121,8 @@ class TransformersEngine:
             raise
 
     async def score(self, ids: Sequence[int], start: int = 1) -> list[float]:
-        """See :class:`agentrl.engines.base.Engine`."""
+        """See :class:`agentrl.engines.base.Engine`. Raises EngineError if the model has not all tokens."""
+        check_tokens(ids, self._vocabulary)
         tokens = torch.tensor([list(ids)], device=self.model.device)
         with self._passes():
             logits = self.model(input_ids=tokens, use_cache=False, logits_to_keep=len(ids) - start + 1).logits[0, :-1]
@@ -193,7 +198,8 @@ class TransformersEngine:
                     self._step()
                 await asyncio.sleep(0)
         except Exception as error:
-            self._fail(EngineError(f"the embedded engine failed: {type(error).__name__}: {error}"), error)
+            advice = _NO_MEMORY if isinstance(error, torch.OutOfMemoryError) else ""
+            self._fail(EngineError(f"the embedded engine failed: {type(error).__name__}: {error}{advice}"), error)
         finally:
             self.model.train(was_training)
 

@@ -124,18 +124,29 @@ def attention_within_rows(
         table = states[0].transpose(0, 1).reshape(nodes, heads * size)
         return table.index_select(0, flat).view(rows, width, heads, size).transpose(1, 2)
 
+    queries, keys, values = gather(query), gather(key), gather(value)
+    each = query.shape[1] // key.shape[1]
+    if each > 1 and _keeps_scores_of_groups(query):
+        keys, values = keys.repeat_interleave(each, dim=1), values.repeat_interleave(each, dim=1)
     out = scaled_dot_product_attention(
-        gather(query),
-        gather(key),
-        gather(value),
+        queries,
+        keys,
+        values,
         dropout_p=dropout,
         is_causal=True,
         scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
+        enable_gqa=queries.shape[1] != keys.shape[1],
     )
     heads, size = out.shape[1], out.shape[3]
     table = out.transpose(1, 2).reshape(rows * width, heads * size)
     return table.index_select(0, packing.owner).view(1, -1, heads, size), None
+
+
+def _keeps_scores_of_groups(query: Tensor) -> bool:
+    """Whether PyTorch would keep all scores, width x width for each head, where several heads of queries share keys: on
+    CUDA, its kernels without scores take either float32 or such heads."""
+    lower = torch.is_autocast_enabled(query.device.type)
+    return query.device.type == "cuda" and query.dtype == torch.float32 and not lower
 
 
 def can_pack(model: "PreTrainedModel") -> bool:

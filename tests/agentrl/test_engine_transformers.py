@@ -1,6 +1,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import EmbeddedConfig
 from agentrl.engines.decoding import CacheSlot, CacheSlots, draw, uniforms
+from agentrl.engines.kv_cache import KVCache
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
@@ -59,7 +61,7 @@ def scripted(policy: Policy, engine: TransformersEngine, sampling: Sampling, see
 @torch.inference_mode()
 def recomputed(policy: Policy, ids: list[int], temperature: float = 1.0) -> list[float]:
     """Log-probabilities by one plain forward pass over the row."""
-    logits = policy.model(torch.tensor([ids])).logits[0].float() / temperature
+    logits = policy.model(torch.tensor([ids], device=policy.model.device)).logits[0].float() / temperature
     logprobs = logits.log_softmax(-1)
     return [float("nan"), *(logprobs[t - 1, ids[t]].item() for t in range(1, len(ids)))]
 
@@ -168,7 +170,9 @@ def test_greedy_equals_generate_of_the_library(policy: Policy) -> None:
         return await asyncio.gather(*map(one, prompts_of(policy)))
 
     for prompt, turn in zip(prompts_of(policy), blocking(go()), strict=True):
-        expected = policy.model.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False, pad_token_id=0)
+        expected = policy.model.generate(
+            torch.tensor([prompt], device=policy.model.device), max_new_tokens=10, do_sample=False, pad_token_id=0
+        )
         assert prompt + turn.ids == expected[0].tolist()
         assert turn.stop == "length"
 
@@ -177,7 +181,9 @@ def test_labels_are_true_if_weights_change_within_a_turn() -> None:
     """Each span, scored with the weights of its version, gives its recorded log-probs."""
     policy, other = POLICIES["qwen"](), POLICIES["qwen"]()
     for parameter in other.model.parameters():
-        parameter.data += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+        parameter.data += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)).to(
+            parameter.device
+        )
     first = {name: value.clone() for name, value in policy.model.state_dict().items()}
     engine, prompts = TransformersEngine(policy.model, schedule="free"), prompts_of(policy)
 
@@ -294,20 +300,46 @@ def test_a_cancelled_turn_has_changed_nothing(policy: Policy) -> None:
         assert row.logprobs[len(prompt) :] == pytest.approx(recomputed(policy, row.ids)[len(prompt) :], abs=2e-4)
 
 
-def test_a_model_that_fails_says_so_to_all_and_can_be_used_again(policy: Policy) -> None:
-    engine, prompt = TransformersEngine(policy.model), prompts_of(policy)[0]
+def asked_by_two(policy: Policy, engine: TransformersEngine, token: int) -> list[Turn | BaseException]:
+    """The turns of two sessions at once, the second of which has ``token`` before its prompt."""
+    prompt = prompts_of(policy)[0]
 
-    async def ask(number: int, token: int) -> Turn:
+    async def ask(number: int) -> Turn:
         with engine.open((number,)) as session:
-            session.observe([token, *prompt] if number else [*prompt, token])
+            session.observe([token, *prompt] if number else prompt)
             return await engine.turn(session, Sampling(max_turn_tokens=3), stop=[], seed=0)
 
-    async def both(token: int) -> list[Turn | BaseException]:
-        return await asyncio.gather(ask(0, 5), ask(1, token), return_exceptions=True)
+    async def both() -> list[Turn | BaseException]:
+        return await asyncio.gather(ask(0), ask(1), return_exceptions=True)
 
-    failed = blocking(both(10**6))
-    assert all(isinstance(error, EngineError) and "IndexError" in str(error) for error in failed)
-    assert all(isinstance(item, Turn) for item in blocking(both(6)))
+    return blocking(both())
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [(IndexError("index 7"), "IndexError: index 7"), (torch.OutOfMemoryError("48 MiB"), "engine.rows")],
+)
+def test_a_model_that_fails_says_so_to_all_and_can_be_used_again(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch, error: Exception, advice: str
+) -> None:
+    engine = TransformersEngine(policy.model)
+    with monkeypatch.context() as patched:
+        patched.setattr(KVCache, "forward", Mock(side_effect=error))
+        failed = asked_by_two(policy, engine, 6)
+    assert all(isinstance(item, EngineError) and advice in str(item) for item in failed)
+    assert all(isinstance(item, Turn) for item in asked_by_two(policy, engine, 6))
+
+
+@pytest.mark.parametrize("token", [10**6, -1])
+def test_a_token_that_the_model_has_not_is_refused_alone(policy: Policy, token: int) -> None:
+    """A GPU would fail for good."""
+    engine = TransformersEngine(policy.model)
+    turn, error = asked_by_two(policy, engine, token)
+    assert isinstance(turn, Turn)
+    assert isinstance(error, EngineError)
+    assert f"token {token} is none of the model's" in str(error)
+    with pytest.raises(EngineError, match="another tokenizer"):
+        blocking(engine.score([1, token]))
 
 
 def test_top_k_and_top_p_draw_only_what_they_allow(policy: Policy) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ["tests of vLLM", "training", "rollouts"]
+PARTS = ["tests of vLLM", "memory", "training", "rollouts"]
 
 
 def dry_run(venv: Path, option: str = "--dry-run") -> tuple[int, str]:
@@ -51,5 +51,6 @@ def test_each_part_runs_at_a_tiny_size() -> None:
     pytest.importorskip("trl")
     code, output = dry_run(Path(sys.prefix))
     assert code == 0, output
+    assert "adapters of rank 16, bfloat16, checkpointing" in output
     assert "SFT, 0.5 M: ours / TRL" in output
     assert "new weights by files, until the server answers with them" in output

@@ -1,11 +1,16 @@
 """Log-probabilities equal those of a plain forward pass, padded or packed, values and gradients."""
 
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 import torch
 from small_models import VOCABULARY, random_rows, small_model
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import agentrl.training.logprobs as module
+import agentrl.training.packing as packing_module
 from agentrl.training.batch import collate
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.packing import can_pack, pack, packed
@@ -49,6 +54,47 @@ def test_equal_a_plain_forward_row_by_row(
     assert ours.keys() == theirs.keys()
     for name, gradient in theirs.items():
         torch.testing.assert_close(ours[name], gradient, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "autocast", "kept"),
+    [("cuda", torch.float32, False, True), ("cuda", torch.bfloat16, False, False),
+     ("cuda", torch.float32, True, False), ("cpu", torch.float32, False, False)],
+)  # fmt: skip
+def test_grouped_heads_keep_scores_in_float32_on_cuda(
+    device: str, dtype: torch.dtype, autocast: bool, kept: bool
+) -> None:
+    """Tensors of shapes alone stand for those on a GPU."""
+    with FakeTensorMode():
+        query = torch.empty(1, 4, 3, 8, device=device, dtype=dtype)
+    with patch("torch.is_autocast_enabled", lambda device: autocast):
+        assert packing_module._keeps_scores_of_groups(query) is kept
+
+
+def test_keys_are_repeated_where_scores_would_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gets as many heads of keys as of queries, and the same values and gradients come out."""
+    model, rows = small_model("llama"), random_rows(5)
+    batch = collate(TrainingRows.of(rows), True)
+    heads: list[tuple[int, int, bool]] = []
+
+    def watched(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool, **settings: Any) -> Tensor:
+        heads.append((query.shape[1], key.shape[1], enable_gqa))
+        return attention(query, key, value, enable_gqa=enable_gqa, **settings)
+
+    attention = packing_module.scaled_dot_product_attention
+    monkeypatch.setattr(packing_module, "scaled_dot_product_attention", watched)
+    results = []
+    for kept in (False, True):
+        monkeypatch.setattr(packing_module, "_keeps_scores_of_groups", lambda query, kept=kept: kept)
+        with packed(model, True):
+            logprobs, _ = token_logprobs(model, batch.input_ids, batch.mask, batch.packing)
+        results.append((logprobs.detach(), gradients(model, logprobs.sum())))
+    layers = model.config.num_hidden_layers
+    assert heads == [(4, 2, True)] * layers + [(4, 4, False)] * layers
+    (grouped, of_grouped), (repeated, of_repeated) = results
+    torch.testing.assert_close(grouped, repeated, atol=1e-5, rtol=1e-5)
+    for name, gradient in of_grouped.items():
+        torch.testing.assert_close(gradient, of_repeated[name], atol=1e-4, rtol=1e-4)
 
 
 def test_a_common_prefix_is_computed_once() -> None:

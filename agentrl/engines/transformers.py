@@ -21,7 +21,7 @@ import torch
 from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
 from agentrl.engines.decoding import CacheSlot, CacheSlots, DecodingBatch, Row, check_tokens
 from agentrl.engines.kv_cache import KVCache
-from agentrl.engines.weights import check_copy
+from agentrl.engines.weights import check_copy, module_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -134,7 +134,7 @@ class TransformersEngine:
         tokens see these alone. The source may be this engine's own model, if it was changed in place. Raises
         EngineError if the model gives other log-probs with them than the source does."""
         if weights.source is not self.model:
-            source = _module(weights.source, self.model.dtype)
+            source = module_of(weights.source, self.model.dtype)
             self.model.load_state_dict(source.state_dict())
             check_copy(self.model, source, weights.version)
         for cache_slot in self._cache_slots.by_session.values():
@@ -391,12 +391,3 @@ def _common(ids: list[int], others: list[int], limit: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if ids[:middle] == others[:middle] else (low, middle - 1)
     return low
-
-
-def _module(source: Any, dtype: torch.dtype) -> Any:
-    """A module, or the model of a folder."""
-    if hasattr(source, "state_dict"):
-        return source
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(source, dtype=dtype)

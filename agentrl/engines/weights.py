@@ -242,3 +242,12 @@ def expected(weights: Weights, ids: Sequence[int]) -> list[float]:
         logprobs = logits.log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0].tolist()
     model.train(was_training)
     return logprobs
+
+
+def module_of(source: Any, dtype: Any) -> Any:
+    """A module, or the model of a folder."""
+    if hasattr(source, "state_dict"):
+        return source
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(source, dtype=dtype)

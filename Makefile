@@ -13,7 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 # each process would compile the checkout anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run pictures bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-scale-data bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer bench-cut clean
+.PHONY: run pictures bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-servers test-vllm-in-process test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-scale-data bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer bench-cut clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -52,10 +52,15 @@ test-ci-slow: $(VENV)/.dev bubblewrap
 test-faults: $(VENV)/.dev
 	ROUNDS=$(ROUNDS) $(BIN)/pytest -m faults tests/faults
 
-# real vLLM on the CPU, in an environment of its own: servers first, then in process. VLLM_VENV names an environment that
-# is kept elsewhere
+# real vLLM on the CPU, in an environment of its own, on servers and in process: beside each other, since a start of
+# vLLM takes one core, and each is printed when it ends. VLLM_VENV names an environment that is kept elsewhere
 test-vllm: $(VENV)/.dev $(VLLM_VENV)/.ready
-	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m "vllm and not slow" --durations=0
+	@$(MAKE) --no-print-directory -j 2 -k -O test-vllm-servers test-vllm-in-process
+
+test-vllm-servers: $(VENV)/.dev $(VLLM_VENV)/.ready
+	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m "vllm and not slow" --durations=0 $(call marked,vllm)
+
+test-vllm-in-process: $(VENV)/.dev $(VLLM_VENV)/.ready
 	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m "vllm and not slow" --durations=0 tests/agentrl/test_engine_vllm.py tests/agentrl/test_vllm_experts.py tests/agentrl/test_vllm_transfer.py
 
 # storms over runs with vLLM servers and more kills: about fifteen minutes

@@ -16,7 +16,7 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.environments import load_environment
 from agentrl.models.policy import Policy
 from agentrl.rollouts.runner import Attempt, RolloutRunner
-from agentrl.schemas.trajectory import Message, Role, ToolCall
+from agentrl.schemas.trajectory import Message, Role, Span, ToolCall
 
 
 @pytest.fixture(scope="module", params=POLICIES)
@@ -373,7 +373,7 @@ def test_a_row_that_ends_where_an_observation_does_not_fit_says_each_turn_once(p
 
     class SaysOneTurn(TransformersEngine):
         async def turn(self, *args: object, **options: object) -> Turn:
-            return Turn(turn, [-1.0] * len(turn), [span(0, 0, len(turn))], "stop")
+            return Turn(turn, [-1.0] * len(turn), [Span(version=0, start=0, end=len(turn))], "stop")
 
     opening = len(policy.codec.opening([Message(role=Role.USER, content=task.prompt)], task.tools))
     sampling = Sampling(max_tokens=opening + len(turn) + 2)

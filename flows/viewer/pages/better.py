@@ -4,27 +4,23 @@ from typing import TYPE_CHECKING
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
+from agentrl.flows.viewer.pages.compare import EVALUATION, difference_of
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.compare import Better
 from agentrl.pipelines.results.gains import predecessors
 from agentrl.schemas.manifest import Manifest
-from agentrl.statistics.paired import Difference
-from agentrl.statistics.sharpening import said_p
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
     from agentrl.flows.viewer.wire.queries import Query
 
-EVALUATION = "evaluate.policy"
 LOST = 5
 """Lost tasks that are named beside the sentence that says whether the policy got better."""
 
 
 def better(reader: "StoreReader", question: "Query") -> Better:
     """The newest policy against the one before it."""
-    from agentrl.flows.viewer.pages.compare import difference_of
-
     two = newest_two(reader.catalog, reader.artifacts)
     try:
         difference = difference_of(reader, *two, greedy=False) if two else None
@@ -70,19 +66,3 @@ def _policies_differ(older: Manifest, newer: Manifest) -> bool:
     """Whether two evaluations are of other models and of the same tasks."""
     tasks = _digests(newer, "tasks")
     return _digests(older, "model") != _digests(newer, "model") and _digests(older, "tasks") == tasks and bool(tasks)
-
-
-def sentence(after: str, before: str, contrast: Difference, greedy: bool) -> str:
-    """Whether one policy is better than another, by how much and how sure that is."""
-    points = f"{_signed(contrast.mean)} points of success {'greedily' if greedy else 'at temperature 1'}"
-    sure = f"95 % interval {_signed(contrast.low)} to {_signed(contrast.high)}"
-    sure += "" if contrast.p is None else f", McNemar {said_p(contrast.p)}"
-    told = f"{points} ({sure}) over {contrast.tasks:,} task{'' if contrast.tasks == 1 else 's'}"
-    changed = f"{contrast.gained:,} gained, {contrast.lost:,} lost"
-    if contrast.shown:
-        return f"{after} is {'better' if contrast.mean > 0 else 'worse'} than {before}: {told}; {changed}."
-    return f"{after} is not shown to be better or worse than {before}: {told}; {changed}."
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")

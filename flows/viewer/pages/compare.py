@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
-from agentrl.flows.viewer.pages.better import EVALUATION, sentence
 from agentrl.flows.viewer.query.artifacts import label, numbers
 from agentrl.flows.viewer.query.tables import Snapshot
 from agentrl.flows.viewer.refused import RefusedError
@@ -28,11 +27,14 @@ from agentrl.flows.viewer.wire.compare import (
 )
 from agentrl.schemas.trajectory import CONTROL
 from agentrl.statistics.intervals import wilson
+from agentrl.statistics.paired import Difference
+from agentrl.statistics.sharpening import said_p
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
     from agentrl.flows.viewer.wire.queries import ArmsQuery, Query, TaskQuery, TwoRows
 
+EVALUATION = "evaluate.policy"
 CHANGED = 500
 PROMPTS = 5
 ATTEMPTS = 1024
@@ -249,3 +251,19 @@ def common(a: np.ndarray, b: np.ndarray) -> int:
     size = min(len(a), len(b))
     different = a[:size] != b[:size]
     return int(different.argmax()) if different.any() else size
+
+
+def sentence(after: str, before: str, contrast: Difference, greedy: bool) -> str:
+    """Whether one policy is better than another, by how much and how sure that is."""
+    points = f"{_signed(contrast.mean)} points of success {'greedily' if greedy else 'at temperature 1'}"
+    sure = f"95 % interval {_signed(contrast.low)} to {_signed(contrast.high)}"
+    sure += "" if contrast.p is None else f", McNemar {said_p(contrast.p)}"
+    told = f"{points} ({sure}) over {contrast.tasks:,} task{'' if contrast.tasks == 1 else 's'}"
+    changed = f"{contrast.gained:,} gained, {contrast.lost:,} lost"
+    if contrast.shown:
+        return f"{after} is {'better' if contrast.mean > 0 else 'worse'} than {before}: {told}; {changed}."
+    return f"{after} is not shown to be better or worse than {before}: {told}; {changed}."
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")

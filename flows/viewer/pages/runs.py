@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
-from agentrl.flows.viewer.pages.better import EVALUATION
+from agentrl.flows.viewer.pages.compare import EVALUATION
 from agentrl.flows.viewer.query.artifacts import label
 from agentrl.flows.viewer.refused import RefusedError
 from agentrl.flows.viewer.wire.runs import (

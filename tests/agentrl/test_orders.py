@@ -58,7 +58,11 @@ def mirrored(left: Path, right: Path, late_s: float) -> Iterator[None]:
         for file in [path for path in source.rglob("*") if path.is_file() and path.suffix != ".partial"]:
             name = str(file.relative_to(source))
             key, back = (str(source), name), (str(target), name)
-            large = len(file.read_bytes()) > 500
+            try:
+                content = file.read_bytes()
+            except FileNotFoundError:  # what was carried out is taken away
+                continue
+            large = len(content) > 500
             if (
                 back in done
                 or key in done
@@ -68,7 +72,7 @@ def mirrored(left: Path, right: Path, late_s: float) -> Iterator[None]:
             done.add(key)
             copied = target / f"{name}.partial"
             copied.parent.mkdir(parents=True, exist_ok=True)
-            copied.write_bytes(file.read_bytes().replace(str(source).encode(), str(target).encode()))
+            copied.write_bytes(content.replace(str(source).encode(), str(target).encode()))
             copied.rename(target / name)
 
     def run() -> None:

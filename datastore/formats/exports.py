@@ -166,7 +166,8 @@ def refuse_secrets(held: HeldSecrets) -> None:
     named = ", ".join(held.rows[:3]) + (f" and {len(held.rows) - 3} more" if len(held.rows) > 3 else "")
     raise StoreError(
         f"{len(held.rows)} rows hold secrets ({kinds}): {named}; nothing was written. Export a selection of "
-        "trajectories.redact, leave such rows out by the rule `secrets`, or write placeholders: --secrets redact"
+        "trajectories.redact, leave such rows out by the rule `secrets`, or let `buffer export --secrets redact` write "
+        "placeholders"
     )
 
 

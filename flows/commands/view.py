@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.flows.commands._common import FAILED, fail, open_catalog
-from agentrl.flows.options import At, Host, Json, Port, Replace, Store, command
+from agentrl.flows.commands._common import FAILED, fail, on_secrets, open_buffer, open_catalog
+from agentrl.flows.options import At, Host, Json, OnSecrets, Port, Replace, Store, command
 from agentrl.flows.terminal import say, say_json
 from agentrl.recorder.listening import bound
 
@@ -145,6 +145,7 @@ def export(
     store: Store = "store",
     at: At = None,
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="At most so many rows, the first by id")] = None,
+    without: OnSecrets = None,
     force: Replace = False,
     as_json: Json = False,
 ) -> None:
@@ -160,12 +161,18 @@ def export(
     from agentrl.flows.viewer.reader import StoreReader
     from agentrl.flows.viewer.refused import RefusedError
 
+    refuses = on_secrets(without, "refuse")
     reader = StoreReader(store)
     try:
         snapshot = reader.tables.at(at)
     except RefusedError as error:
         raise fail(f"error: --at: {error}") from None
-    export_file = written(reader, choose(reader, selection, snapshot), snapshot, rows)
+    chosen = choose(reader, selection, snapshot)
+    if refuses:
+        from agentrl.datastore.formats.exports import held_secrets, refuse_secrets
+
+        refuse_secrets(held_secrets(open_buffer(store), chosen.ids[:rows]))
+    export_file = written(reader, chosen, snapshot, rows)
     partial = file.with_name(f".{file.name}.partial")
     partial.write_text(export_file.text, encoding="utf-8")
     partial.replace(file)

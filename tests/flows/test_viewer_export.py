@@ -201,6 +201,21 @@ def test_the_command_writes_a_file_and_says_what_it_holds(
     assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
 
 
+def test_secrets_are_refused_by_row_and_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("detect_secrets")
+    buffer = TrajectoryBuffer(tmp_path / "store")
+    buffer.append([row(1), row(2, prompt="write to ann.berg@example.com")], stage="s", fingerprint=GRPO)
+    file = tmp_path / "rows.html"
+    command = ["view", "export", "true", str(file), "--store", str(tmp_path / "store"), "--secrets", "refuse"]
+    assert cli.call(command) == 2
+    error = capsys.readouterr().err
+    assert "1 rows hold secrets (EMAIL 1)" in error
+    assert "ann.berg" not in error
+    assert not file.exists()
+    assert cli.call([*command[:-1], "redact"]) == 2
+    assert "--secrets redact: allowed is refuse" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -229,11 +229,8 @@ def check_copy(model: "PreTrainedModel", source: "PreTrainedModel", version: int
 def expected(weights: Weights, ids: Sequence[int]) -> list[float]:
     """Log-probabilities of ``ids[1:]`` by transformers, in float32, at temperature 1."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = weights.source
-    if isinstance(model, Path):
-        model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    model = module_of(weights.source, torch.float32)
     was_training = model.training
     model.eval()
     with torch.inference_mode():

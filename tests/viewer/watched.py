@@ -62,7 +62,9 @@ def until(page: Any, expression: str, seconds: float = 60) -> None:
     """Waits until an expression is true. The policy of the page refuses Playwright's own way of waiting for one."""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):
-        assert time.monotonic() < end, f"never true: {expression}"
+        if time.monotonic() > end:
+            problems = page.evaluate("[...document.querySelectorAll('.problem')].map((shown) => shown.textContent)")
+            raise AssertionError(f"never true: {expression}; problems on the page: {problems}")
         page.wait_for_timeout(50)
 
 

@@ -48,5 +48,5 @@ def dividing_by(engine: ShardEngine, store: str, name: str, own: Path, tell: Tel
 
 def in_groups(items: Sequence, count: int | None, most: int) -> Iterator[Sequence]:
     """Neighbours together, in ``count`` groups or fewer; None: ``most`` in each."""
-    size = most if count is None else -(-len(items) // count)
+    size = most if count is None else max(1, -(-len(items) // count))
     return (items[start : start + size] for start in range(0, len(items), size))

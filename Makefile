@@ -132,6 +132,7 @@ bench-families: $(VENV)/.run bubblewrap
 
 bench-scale-data: $(VENV)/.run  # ROWS=100000, SKETCHES=10000000
 	cd benchmarks && OMP_NUM_THREADS=1 $(abspath $(BIN))/python scale_data.py
+	cd benchmarks && OMP_NUM_THREADS=1 $(abspath $(BIN))/python diversity.py
 
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 	$(BIN)/python benchmarks/scale_store.py

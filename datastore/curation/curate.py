@@ -21,7 +21,7 @@ from agentrl.datastore.curation.annotated import said_of_rows
 from agentrl.datastore.curation.conditions import tasks_of
 from agentrl.datastore.curation.division import Division
 from agentrl.datastore.curation.kept import kept_folder
-from agentrl.datastore.curation.text import Part, part_text, tool_vectors
+from agentrl.datastore.curation.text import Part, part_text
 from agentrl.datastore.curation.vectors import TEXTS, embedded, embedded_by_shards
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read import sql
@@ -293,22 +293,6 @@ def _annotated(rows: pl.DataFrame, rule: r.ByAnnotations, work: Work) -> pl.Data
     return rows.join(fitting, on="trajectory_id", how="anti" if rule.drop else "semi")
 
 
-def _diverse(rows: pl.DataFrame, rule: r.Diverse, work: Work) -> pl.DataFrame:
-    from agentrl.datastore.curation.diversity import cluster_balanced, k_center
-
-    if rows.height <= rule.n:
-        return rows
-    order = rows.with_row_index("number").sort(*RANK)["number"].to_numpy()  # best first
-    ranked = rows[order]
-    if rule.over == "prompt":
-        vectors = work.vectors(ranked["prompt"].to_list())
-    else:
-        vectors = tool_vectors(work.actions(rows))[order]
-    if rule.method == "k_center":
-        return ranked[k_center(vectors, rule.n)]
-    return ranked[cluster_balanced(vectors, rule.n, rule.clusters, work.seed)]
-
-
 def _balance(rows: pl.DataFrame, rule: r.Balance, work: Work) -> pl.DataFrame:
     if not rows.height:
         return rows
@@ -337,7 +321,7 @@ _APPLY: dict[str, Callable[..., pl.DataFrame]] = {
     "valid_calls": divided.valid_calls,
     "secrets": _secrets,
     "decontaminate": divided.decontaminate,
-    "diverse": _diverse,
+    "diverse": divided.diverse,
     "annotated": _annotated,
     "balance": _balance,
     "cap": _cap,

@@ -3,19 +3,20 @@
 import pickle
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+from xxhash import xxh3_64_intdigest
 
-from agentrl.datastore.curation import duplicates, semantic
+from agentrl.datastore.curation import diversity, duplicates, semantic
 from agentrl.datastore.curation import rules as r
 from agentrl.datastore.curation.calls import Verdict
 from agentrl.datastore.curation.contamination import HeldOut
-from agentrl.datastore.curation.kernels import CallCheck, Digest, Leaks
-from agentrl.datastore.curation.text import first_question, part_text
+from agentrl.datastore.curation.kernels import CallCheck, CalledTools, Digest, Leaks
+from agentrl.datastore.curation.text import first_question, part_text, tool_vectors
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.ranking import RANK
 from agentrl.datastore.shards.shard import digest_of, finished
@@ -72,6 +73,38 @@ def valid_calls(rows: pl.DataFrame, rule: r.ValidCalls, work: "Work") -> pl.Data
             stacklevel=2,
         )
     return rows.filter(pl.Series(np.isin(verdicts, sorted(kept)), dtype=pl.Boolean))
+
+
+def diverse(rows: pl.DataFrame, rule: r.Diverse, work: "Work") -> pl.DataFrame:
+    if rows.height <= rule.n:
+        return rows
+    ranked = rows.sort(*RANK)
+    values, numbers = _compared(ranked, rule, work)
+    vectors = work.vectors(values) if rule.over == "prompt" else tool_vectors(values)
+    if rule.method == "clusters":
+        return ranked[diversity.cluster_balanced(vectors[numbers], rule.n, rule.clusters, work.seed)]
+    if rule.method == "core_sets":
+        keys = np.array([xxh3_64_intdigest(str(value).encode()) for value in values], np.uint64)
+        taken = diversity.core_sets(vectors, keys, rule.n, work.division)
+    else:
+        diversity.warn_of_one_process(len(vectors), rule.n, work.division)
+        taken = diversity.k_center(vectors, rule.n)
+    best = np.unique(numbers, return_index=True)[1][taken]  # of rows that are compared by equal values
+    others = np.delete(np.arange(rows.height), best)  # are at no distance from those taken
+    return ranked[np.concatenate([best, others[: rule.n - len(best)]])]
+
+
+def _compared(ranked: pl.DataFrame, rule: r.Diverse, work: "Work") -> tuple[list[Any], np.ndarray]:
+    """The distinct prompts, or sequences of tools, by which rows are compared, in the order in which they first come,
+    and the number of each row's."""
+    if rule.over == "prompt":
+        values = ranked["prompt"].to_list()
+    else:
+        evidence = work.division.evidence(CalledTools(), work.division.pieces(ranked))
+        values = list(map(tuple, evidence.column("tools").to_pylist()))
+    known: dict[Any, int] = {}
+    numbers = np.array([known.setdefault(value, len(known)) for value in values])
+    return list(known), numbers
 
 
 def decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: "Work") -> pl.DataFrame:

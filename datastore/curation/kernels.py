@@ -98,6 +98,31 @@ class CallCheck:
 
 
 @dataclass(frozen=True)
+class CalledTools:
+    """The names of the tools that a row calls, in their order."""
+
+    @property
+    def name(self) -> str:
+        return "tools-1"
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return ["messages.list.element.role", CALLS[0]]
+
+    def sketch(self, rows: pa.Table) -> pa.RecordBatch:
+        called = [
+            [
+                call["name"]
+                for message in row["messages"]
+                if message["role"] == "assistant"
+                for call in message["tool_calls"]
+            ]
+            for row in _conversations(rows)
+        ]
+        return pa.RecordBatch.from_arrays([pa.array(called, pa.list_(pa.string()))], ["tools"])
+
+
+@dataclass(frozen=True)
 class Leaks:
     """Whether a held-out task stands in a row, and the row's question. ``heldout``: a file with what is held out, a
     pickled :class:`HeldOut`, whose name is a digest of it."""

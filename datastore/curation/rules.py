@@ -160,12 +160,13 @@ class Decontaminate(CurationRule):
 
 
 class Diverse(CurationRule):
-    """Keep ``n`` rows that differ: ``k_center`` takes the farthest from those taken (Sener and Savarese, 2018),
+    """Keep ``n`` rows that differ: ``k_center`` takes the farthest from those taken (Sener and Savarese, 2018), in one
+    process; ``core_sets`` does so in parts of the rows, which engines divide, and then among what it took there;
     ``clusters`` takes in turn from k-means clusters. Vectors are of the prompt, or of the sequence of tool calls."""
 
     rule: Literal["diverse"]
     n: int = Field(ge=1, description="rows that are kept")
-    method: Literal["k_center", "clusters"] = Field("k_center", description="how they are found, as above")
+    method: Literal["k_center", "core_sets", "clusters"] = Field("k_center", description="how they are found, as above")
     over: Literal["prompt", "tools"] = Field("prompt", description="vectors of the prompt, or of the calls' names")
     clusters: int = Field(16, ge=2, description="of method clusters: how many")
 

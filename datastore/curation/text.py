@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -85,17 +85,13 @@ def _texts(value: Any) -> list[str]:
     return [text for element in inner for text in _texts(element)]
 
 
-def tool_vectors(texts: Iterable[str]) -> np.ndarray:
-    """Unit vectors of the tool-call sequences in action texts: counts of tools and of pairs of tools in a row."""
-    kinds: dict[tuple[str, ...], int] = {}  # most rows share their sequence with others
-    kind = []
-    for text in texts:
-        names = tuple(line[1:].split(" ", 1)[0] for line in text.split("\n") if line.startswith(CALL))
-        kind.append(kinds.setdefault(names, len(kinds)))
-    counts = [Counter([*names, *zip(["<start>", *names], [*names, "<end>"], strict=True)]) for names in kinds]
+def tool_vectors(sequences: Sequence[tuple[str, ...]]) -> np.ndarray:
+    """Unit vectors of sequences of tools' names: counts of tools and of pairs of tools in a row, float32 [sequences,
+    terms]."""
+    counts = [Counter([*names, *zip(["<start>", *names], [*names, "<end>"], strict=True)]) for names in sequences]
     terms = {term: index for index, term in enumerate(sorted({str(t) for count in counts for t in count}))}
-    vectors = np.zeros((len(kinds), len(terms)), dtype=np.float32)
+    vectors = np.zeros((len(sequences), len(terms)), dtype=np.float32)
     for row, count in enumerate(counts):
         for term, number in count.items():
             vectors[row, terms[str(term)]] = number
-    return (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))[kind]
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

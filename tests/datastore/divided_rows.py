@@ -71,6 +71,7 @@ BY_VECTORS = [
     {"rule": "decontaminate", "cosine": 0.999, "overlap": 1.0},
     {"rule": "semantic_duplicates", "threshold": 0.9, "scope": "all", "compare": ["actions"]},
     {"rule": "diverse", "n": 20, "over": "prompt"},
+    {"rule": "diverse", "n": 5, "method": "core_sets"},
 ]
 
 

@@ -150,7 +150,7 @@ def test_decontamination(tmp_path: Path) -> None:
 def test_diversity_over_prompts_and_tools(tmp_path: Path) -> None:
     topics = ["cancel order refund price"] * 6 + ["book flight seat city"] + ["fix test error line"]
     rows = [row(i, f"t{i}", prompt=topic, call="find" if i else "buy") for i, topic in enumerate(topics)]
-    for number, method in enumerate(("k_center", "clusters")):
+    for number, method in enumerate(("k_center", "core_sets", "clusters")):
         rule = {"rule": "diverse", "n": 3, "method": method, "clusters": 3}
         kept, _ = apply(tmp_path / str(number), rows, rule)
         assert {6, 7} <= set(kept)
@@ -186,8 +186,16 @@ def test_ids_restrict_what_is_curated(tmp_path: Path) -> None:
 def test_k_center_covers() -> None:
     points = np.array([[0.0, 0], [0.1, 0], [5, 0], [5, 5], [5, 5.1]], dtype=np.float32)
     assert k_center(points, 3) in ([0, 4, 2], [0, 3, 2])
-    assert sorted(k_center(np.zeros((4, 2), np.float32), 4)) == [0, 1, 2, 3]
+    assert k_center(np.zeros((4, 2), np.float32), 4) == [0], "the others are equal to it"
     assert len(set(cluster_balanced(points, 4, 3, 0))) == 4
+
+
+def test_equal_prompts_are_taken_last_and_the_best_rows_first(tmp_path: Path) -> None:
+    rows = [row(number, "t", reward=float(number), prompt=f"topic{number % 3} word{number % 3}") for number in range(9)]
+    for method in ("k_center", "core_sets"):
+        for n, expected in ((3, [6, 7, 8]), (5, [4, 5, 6, 7, 8])):
+            folder = tmp_path / f"{method}-{n}"
+            assert apply(folder, rows, {"rule": "diverse", "n": n, "method": method})[0] == expected
 
 
 # sampling

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,14 @@ from divided_rows import BY_VECTORS, filled, kept, rows
 
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.curation import curate as curation
-from agentrl.datastore.curation import kernels, pieces, semantic, vectors
+from agentrl.datastore.curation import diversity, kernels, pieces, semantic, vectors
+from agentrl.datastore.curation.division import Division
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.search.embedding import LatentEmbedder
 from agentrl.datastore.shards import slurm
-from agentrl.datastore.shards.shard import ShardError
+from agentrl.datastore.shards.divide import in_this_process
+from agentrl.datastore.shards.shard import Shard, ShardError
+from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.datastore.upkeep.compaction import compact
 from agentrl.datastore.upkeep.retention import vacuum
 from agentrl.schemas.pipeline import ShardEngine
@@ -95,15 +99,57 @@ def test_vectors_are_the_same_however_texts_are_divided(
     buffer = filled(tmp_path, given)
     monkeypatch.setattr(vectors, "TEXTS", 50)
     monkeypatch.setattr(semantic, "TEXTS", 50)
+    monkeypatch.setattr(diversity, "DISTANCES", 0)
     expected = kept(buffer, ShardEngine(), rules=BY_VECTORS)
-    assert len(set(expected[1].values())) == 3, "each rule drops rows"
+    assert len(set(expected[1].values())) == 4, "each rule drops rows"
     vectors._model.cache_clear()
     for shards in (None, 1, 7):
         assert kept(buffer, ShardEngine(type="here", shards=shards), tmp_path / f"{shards}", BY_VECTORS) == expected
         assert len(list((tmp_path / f"{shards}").glob("vectors-*/*.npz"))) > 7
+        assert len(list((tmp_path / f"{shards}").glob("centers-*/*.vectors.npy"))) == 2
     again = filled(tmp_path / "again", [given[number] for number in np.random.default_rng(1).permutation(len(given))])
     assert kept(again, ShardEngine(type="here"), rules=BY_VECTORS) == expected
     assert vectors._model.cache_info().misses == 4, "each curation loaded its model once"
+
+
+def test_core_sets_cover_nearly_as_well_and_depend_on_the_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diversity, "DISTANCES", 0)
+    numbers = np.random.default_rng(0)
+    points = (numbers.normal(size=(3000, 4)) * numbers.choice([0.1, 1, 3], (3000, 1))).astype(np.float32)
+    keys = numbers.integers(0, 2**64, len(points), np.uint64)
+
+    def covered(taken: list[int]) -> float:
+        return max(np.sqrt(((points[taken] - point) ** 2).sum(1)).min() for point in points)
+
+    answers = list[list[int]]()
+    for shards in (None, 1, 3):
+        run = Counter[str]()
+
+        def counted(work: Sequence[Shard], what: str, run: Counter[str] = run) -> None:
+            run[what] += len(work)
+            in_this_process(work, what)
+
+        folder = tmp_path / f"{shards}"
+        division = Division(LocalStorage(folder), [], folder, folder, counted, shards)
+        answers.append(diversity.core_sets(points, keys, 60, division))
+        assert run["centers"] == {None: 7, 1: 1, 3: 3}[shards]
+        assert diversity.core_sets(points, keys, 60, division) == answers[0]
+        assert run["centers"] == {None: 7, 1: 1, 3: 3}[shards], "parts that are done are not done again"
+    assert answers[0] == answers[1] == answers[2]
+    assert len(set(answers[0])) == 60
+    assert answers[0] != diversity.k_center(points, 60)
+    assert covered(answers[0]) <= 1.25 * covered(diversity.k_center(points, 60))
+
+
+def test_an_engine_is_told_that_k_center_runs_here(
+    tmp_path: Path, given: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diversity, "DISTANCES", 0)
+    buffer = filled(tmp_path, given[:100], 1)
+    with pytest.warns(UserWarning, match=r"which no engine can divide.*core_sets"):
+        kept(buffer, ShardEngine(type="here"), rules=BY_VECTORS[2:3])
 
 
 def test_workers_with_different_models_are_refused(

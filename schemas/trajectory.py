@@ -4,7 +4,7 @@ Scalars that people filter by come first, and Parquet statistics speed these fil
 read only if a query names them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.arrow import Float32, Int32, Json, arrow_schema
 from agentrl.schemas.json_text import loads
 
-TRAJECTORY_VERSION: Annotated[int, ADDED, 4] = 5
+TRAJECTORY_VERSION: Annotated[int, ADDED, 4] = 6
 """Version of the columns. For the fingerprints of stages it counts as 4: what came later are columns that may be null,
 from which no stage computes anything unless its code names them."""
 
@@ -127,7 +127,12 @@ class Trajectory(BaseModel):
 
     The columns of the origin are what the source of an imported row says of it: the id of its record, the file that it
     came from, when it happened, the model that acted as the source spells it, the tokens of all calls of that model
-    together, and what they cost in US dollars. They are None in rows of our own stages."""
+    together, and what they cost in US dollars. They are None in rows of our own stages.
+
+    ``message_seconds`` has a value for each message, or is None if none is known: of an assistant message the wall time
+    from the request of that turn until its answer was there, waiting for other turns of a batch and repeated samples
+    included; of a tool's message the wall time of the call. What nobody measured, or somebody only wrote, is None. No
+    digest and no fingerprint counts it, so that a row that is made again is equal."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -179,6 +184,7 @@ class Trajectory(BaseModel):
     cost_usd: Annotated[float | None, ADDED] = None
     # content
     messages: list[Message]
+    message_seconds: Annotated[list[Float32 | None] | None, ADDED] = None
     tools: Json = "[]"
     final_state: Json = "null"
     # tokens
@@ -201,6 +207,12 @@ class Trajectory(BaseModel):
         return self.success
 
 
+def seconds_of_messages(known: Mapping[int, float], count: int) -> list[float | None] | None:
+    """The column ``message_seconds`` of a row of ``count`` messages, from the seconds of those whose number is in
+    ``known``."""
+    return [known.get(number) for number in range(count)] if known else None
+
+
 class UnscoredError(ValueError):
     """An outcome is needed of rows that have none."""
 
@@ -216,7 +228,7 @@ class UnscoredError(ValueError):
 
 TRAJECTORY_SCHEMA = arrow_schema(Trajectory, TRAJECTORY_VERSION)
 
-HEAVY_COLUMNS = ("messages", "tools", "final_state", "input_ids", "action_mask", "logprobs", "spans")
+HEAVY_COLUMNS = ("messages", "message_seconds", "tools", "final_state", "input_ids", "action_mask", "logprobs", "spans")
 """Columns that a scan over many rows should ask for only when it needs them."""
 
 

@@ -195,7 +195,14 @@ def _encoded(
         asked = Message(role=Role.USER, name=SUMMARY, content=ask)
         shown += [asked, Message(role=Role.ASSISTANT, content=_summary(steps[:end]))]
     bare = [message.model_copy(update={"token_start": None, "token_end": None}) for message in [*opening, *shown]]
-    cleared = {"messages": bare, "input_ids": [], "action_mask": [], "logprobs": [], "spans": []}
+    cleared = {
+        "messages": bare,
+        "input_ids": [],
+        "action_mask": [],
+        "logprobs": [],
+        "spans": [],
+        "message_seconds": None,
+    }
     made = tokenize(row.model_copy(update=cleared), codec, tokenizer)
     mask = [False] * len(made.input_ids)
     turns = [message for message in made.messages if message.role is Role.ASSISTANT]

@@ -187,6 +187,7 @@ def taught(row: Trajectory, teacher: str, label: bool) -> Trajectory | None:
         mask = row.action_mask[:end]
         update |= {
             "messages": [*row.messages[: number - 1], turns[0].model_copy(update={"reward": None})],
+            "message_seconds": row.message_seconds and row.message_seconds[:number],
             "input_ids": row.input_ids[:end],
             "action_mask": mask,
             "logprobs": [float("nan")] * len(mask),

@@ -31,6 +31,7 @@ def reopened(
     """
     number = _first_turn(row)
     offered = row.tools if tools is None else tools
+    known = row.message_seconds
     of_row = {
         "trajectory_id": trajectory_id,
         "episode_id": trajectory_id,
@@ -38,6 +39,7 @@ def reopened(
         "fork_at": 0,
         "source": source,
         "tools": offered,
+        "message_seconds": [*[None] * len(opening), *known[number:]] if known else None,
         **changes,
     }
     if not row.input_ids:

@@ -117,6 +117,7 @@ def whole(rows: Sequence[Trajectory]) -> Trajectory:
         update={
             **{name: sum(getattr(row, name) for row in rows) for name in counts},
             "messages": messages,
+            "message_seconds": None,
             "input_ids": [],
             "action_mask": [],
             "logprobs": [],

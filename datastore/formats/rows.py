@@ -15,7 +15,7 @@ from agentrl.schemas.trajectory import INFRASTRUCTURE, NOT_TRAINED, Role, Termin
 CARRIED = (
     *("trajectory_id", "episode_id", "segment", "agent", "task_id", "group_id", "sample_index", "parent_id", "source"),
     "fork_at",
-    *("source_id", "source_time", "model", "prompt_tokens", "completion_tokens", "cost_usd"),
+    *("source_id", "source_time", "model", "prompt_tokens", "completion_tokens", "cost_usd", "message_seconds"),
     *("env", "env_version", "split", "level", "prompt", "policy", "policy_version", "sampling", "reward", "success"),
     *("termination", "tags", "final_state", "tokenizer", "n_tool_errors", "reward_components", "spans"),
 )
@@ -85,6 +85,8 @@ def make_row(
     if extra:
         row |= {name: value for name, value in extra.items() if name != KEY}
         _set_errors(messages, row.pop(ERRORS, ()))
+        if len(row.get("message_seconds") or ()) != len(messages):  # joined or split on the way: whose they are is lost
+            row.pop("message_seconds", None)
     else:
         _name_origin(row, task, origin or {})
     if "task_id" not in row:

@@ -52,6 +52,8 @@ VIEWS: dict[str, dict[str, str]] = {
         "completion_tokens": "tokens that the model wrote in all calls together, as the source counts them",
         "cost_usd": "what the calls of the model cost, in US dollars, as the source says",
         "messages": "list of {role, content, reasoning, tool_calls, tool_call_id, name, error, reward, token span}",
+        "message_seconds": "seconds of each message, null where nobody measured them: of an assistant's the time from "
+        "the request of the turn until its answer, of a tool's the time of the call; no digest counts them",
         "tools": "JSON: schemas of the tools that were offered",
         "final_state": "JSON: what a verifier needs to score the row again",
         "tokenizer": "fingerprint of the tokenizer and its chat template",
@@ -69,6 +71,7 @@ VIEWS: dict[str, dict[str, str]] = {
         "tool_calls": "list of {id, name, arguments}",
         "observation": "answers of the tools, joined by lines",
         "n_tokens": "tokens that were sampled in the step",
+        "seconds": "time from the request of the turn until its answer; null if it is not known",
     },
     "tool_calls": {
         **{name: text for name, text in _OF_A_STEP.items() if name != "reward"},
@@ -78,6 +81,7 @@ VIEWS: dict[str, dict[str, str]] = {
         "arguments": "JSON: arguments of the call; args.KEY is the value of one of them, as text",
         "observation": "what the tool answered; null if nothing answers the call's id",
         "observation_length": "characters of what the tool answered",
+        "seconds": "time of the call; null if it is not known",
         "error": "whether the answer reports a failure, as its message says; null if that is not known. Of rows whose "
         "messages do not say it, it is known if all answers are errors, or as many as begin with error, traceback, "
         "exception, failed",

@@ -22,13 +22,18 @@ _ARGUMENT = re.compile(r"""\bargs\s*(?:\.\s*(?:"((?:[^"]|"")+)"|`([^`]+)`|(\w+))
 
 
 def _messages(trajectories: pl.LazyFrame, *more: str) -> pl.LazyFrame:
-    """One row per message: the keys, ``more`` columns, ``message`` (its number from 0) and the message's fields."""
-    renamed = trajectories.select(*(pl.col(name) for name in KEYS if name != "reward"), *more, "messages")
-    return (
-        renamed.with_columns(pl.int_ranges(pl.col("messages").list.len()).alias("message"))
-        .explode("messages", "message", empty_as_null=False)
-        .unnest("messages")
+    """One row per message: the keys, ``more`` columns, ``message`` (its number from 0), its ``seconds``, and its own
+    fields."""
+    count = pl.col("messages").list.len()
+    unknown = pl.lit(None, pl.Float32).repeat_by(count)
+    renamed = trajectories.select(
+        *(pl.col(name) for name in KEYS if name != "reward"),
+        *more,
+        "messages",
+        pl.int_ranges(count).alias("message"),
+        pl.col("message_seconds").fill_null(unknown).alias("seconds"),
     )
+    return renamed.explode("messages", "message", "seconds", empty_as_null=False).unnest("messages")
 
 
 def steps(trajectories: pl.LazyFrame) -> pl.LazyFrame:
@@ -48,6 +53,7 @@ def steps(trajectories: pl.LazyFrame) -> pl.LazyFrame:
             pl.col("content").filter(tool).str.join("\n").alias("observation"),
             pl.col("reward").filter(assistant).first(),
             (pl.col("token_end") - pl.col("token_start")).filter(assistant).first().alias("n_tokens"),
+            pl.col("seconds").filter(assistant).first(),
         )
         .sort("trajectory_id", "step")
     )
@@ -96,6 +102,7 @@ def tool_calls(trajectories: pl.LazyFrame, keys: list[str] | None = None) -> pl.
             pl.col("tool_call_id").alias("call_id"),
             pl.col("content").alias("observation"),
             pl.col("content").str.len_chars().cast(pl.Int64).alias("observation_length"),
+            "seconds",
             "error",
         )
         .with_columns(nth)

@@ -24,7 +24,7 @@ CONTENT = "content_digest"
 STORED_SCHEMA = TRAJECTORY_SCHEMA.append(pa.field(CONTENT, pa.binary(), nullable=False))
 """Columns of the table: those of a trajectory, and the digest of its content."""
 
-VOLATILE = ("created_at", "run_id", "fingerprint", "policy", "pipeline", "source_file")
+VOLATILE = ("created_at", "run_id", "fingerprint", "policy", "pipeline", "source_file", "message_seconds")
 """Columns that differ between two runs of the same stage, or that name a file whose content counts, and so are left out
 of digests."""
 

@@ -195,6 +195,7 @@ def _values(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
     unknown = pc.invert(pc.is_in(rows.column("termination"), pa.array(allowed)))
     yield "termination", f"is not one of {', '.join(allowed)}", _numpy(unknown, True)
     yield "reward", "is not a finite number", ~np.isfinite(_numpy(rows.column("reward"), 0.0))
+    yield from _seconds(rows)
     components = rows.column("reward_components")
     if len(parts := components.flatten()):
         owner = _owner(components)
@@ -211,6 +212,16 @@ def _values(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
         )
         infinite = ~np.isfinite(_numpy(pc.struct_field(rows.messages, "reward"), 0.0))
         yield "messages.reward", "is not a finite number", rows.rows_of(rows.message_owner, infinite)
+
+
+def _seconds(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
+    seconds = rows.column("message_seconds")
+    if not len(known := seconds.flatten()):
+        return
+    wrong = _numpy(pc.fill_null(pc.invert(pc.and_(pc.is_finite(known), pc.greater_equal(known, 0))), False), False)
+    yield "message_seconds", "is negative or not finite", rows.rows_of(_owner(seconds), wrong)
+    uneven = rows.lengths("message_seconds") != rows.lengths("messages")
+    yield "message_seconds", "is not as long as messages", uneven & seconds.is_valid().to_numpy(zero_copy_only=False)
 
 
 def _json(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:

@@ -189,10 +189,11 @@ them, in files. Version 0 has five rows without ``agent``, ``segment`` and ``fin
 ``reward`` and ``success`` could not be null. Version 2 has six without ``pipeline``, ``fork_at`` and ``spans``; the
 fourth was sampled by version 7 of a policy, the fifth is unscored, and the sixth has no tokens. Version 3 has five with
 all columns of then, whose digests were computed in another way. Version 4 has four without ``source_id``,
-``model`` and the other columns of the origin. A later schema gets a folder beside them; none is ever written again."""
+``model`` and the other columns of the origin. Version 5 has four without ``message_seconds``, the first of which has a
+model, a cost and the id of a record. A later schema gets a folder beside them; none is ever written again."""
 
 
-@pytest.mark.parametrize(("version", "rows"), [(0, 5), (1, 4), (2, 6), (3, 5), (4, 4)])
+@pytest.mark.parametrize(("version", "rows"), [(0, 5), (1, 4), (2, 6), (3, 5), (4, 4), (5, 4)])
 def test_an_older_schema_is_migrated(version: int, rows: int, tmp_path: Path) -> None:
     shutil.copytree(OLD_STORES / f"old_store_version_{version}", tmp_path, dirs_exist_ok=True)
     buffer = TrajectoryBuffer(tmp_path)
@@ -205,6 +206,7 @@ def test_an_older_schema_is_migrated(version: int, rows: int, tmp_path: Path) ->
     assert (row.input_ids, row.reward, row.success) == (build(2).input_ids, 0.0, False)
     assert (row.pipeline, row.fork_at) == (None, 0)
     assert (row.source_id, row.source_file, row.model, row.prompt_tokens, row.cost_usd) == (None,) * 5
+    assert row.message_seconds is None
     buffer.append([build(9), build(10, reward=None, success=None)], stage="s", fingerprint="f", pipeline="p")
     assert buffer.get(build(9).trajectory_id).pipeline == "p"
     assert buffer.scan().select(pl.len()).collect().item() == rows + 2

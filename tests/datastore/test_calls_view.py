@@ -70,6 +70,17 @@ def test_which_call_failed(buffer: TrajectoryBuffer) -> None:
     assert failed.rows() == [(table["trajectory_id"][1], 0, 1, "Zed")]
 
 
+def test_seconds_of_calls_and_of_turns(tmp_path: Path) -> None:
+    buffer, seconds = TrajectoryBuffer(tmp_path), [None, 1.5, 0.25, None]
+    buffer.append([build(0), build(1, message_seconds=seconds)], stage="rollout", fingerprint="f")
+    calls = buffer.sql("select seconds from tool_calls order by trajectory_id")
+    assert calls["seconds"].to_list() == [None, 0.25]
+    assert buffer.sql("select seconds from steps order by trajectory_id, step")["seconds"].to_list() == [
+        *[None, None],
+        *[1.5, None],
+    ]
+
+
 def test_answers_and_their_lengths(buffer: TrajectoryBuffer) -> None:
     table = buffer.sql(
         "select trajectory_id, call, observation, observation_length as n from tool_calls order by 1, step, 2"

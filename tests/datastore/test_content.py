@@ -159,6 +159,25 @@ def test_columns_that_came_later_leave_the_digests_of_rows_without_them(tmp_path
     assert buffer.digest([row.trajectory_id for row in named]) != OF_VERSION_4
 
 
+OF_VERSION_5 = "50d5f183eb22f711c3d8f09c4cf00bc7"
+"""What version 5 gave for the rows of ``old_store_version_5``."""
+
+
+def test_seconds_of_messages_leave_the_digests_as_they_were(tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parent / "old_store_version_5", tmp_path, dirs_exist_ok=True)
+    buffer, ids = TrajectoryBuffer(tmp_path), [build(number).trajectory_id for number in range(4)]
+    assert buffer.digest(ids) == OF_VERSION_5
+    migrate(buffer)
+    assert buffer.digest(ids) == OF_VERSION_5
+    timed = [build(number, stage="other", message_seconds=[None, 1.5, 0.25, number]) for number in range(4)]
+    buffer.append(timed, stage="other", fingerprint="g")
+    compact(buffer)
+    assert digests(timed) == digests([row.model_copy(update={"message_seconds": None}) for row in timed])
+    assert [row.message_seconds for row in buffer.get_many([row.trajectory_id for row in timed])] == [
+        [None, 1.5, 0.25, number] for number in range(4)
+    ]
+
+
 def test_a_rows_digest_does_not_follow_its_neighbours() -> None:
     without, named = build(1), build(2, model="m", cost_usd=0.5)
     assert digests([without, named]) == digests([without]) + digests([named])
@@ -169,7 +188,7 @@ def test_what_differs_between_two_runs_does_not_count() -> None:
         1, created_at="2026-01-01T00:00:00Z", run_id="monday", policy="p/1", parent_id=trajectory_id("a", FP, 1)
     )
     two = item.model_copy(update={"run_id": "friday", "policy": "p/2", "fingerprint": OTHER, "pipeline": "q"})
-    two = two.model_copy(update={"source_file": "elsewhere.jsonl"})
+    two = two.model_copy(update={"source_file": "elsewhere.jsonl", "message_seconds": [None, 1.5, 0.1, 0.25]})
     two = two.model_copy(update={"created_at": build(1).created_at, "parent_id": trajectory_id("a", OTHER, 1)})
     assert all(getattr(item, name) != getattr(two, name) for name in VOLATILE)
     assert digests([item]) == digests([two])

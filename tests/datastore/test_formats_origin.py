@@ -84,6 +84,20 @@ def test_the_origin_goes_out_and_comes_back(bought: TrajectoryBuffer, tmp_path: 
         ], name
 
 
+def test_seconds_of_messages_go_out_and_come_back(tmp_path: Path) -> None:
+    from store_rows import build
+
+    row = build(0, message_seconds=[None, 1.5, 0.25, 2.0])
+    for name in ("verifiers", "verifiers-v1", "atif", "swe-agent", "tau2", "huggingface"):
+        format = FORMATS[name]
+        assert format.write
+        path = tmp_path / f"{name}{format.suffix}"
+        format.write([row], path)
+        files = sorted(path.iterdir()) if path.is_dir() and name != "huggingface" else [path]
+        [back] = [row for file in files for row in format.read(Source(file))]
+        assert back.message_seconds == row.message_seconds, name
+
+
 def test_rows_of_ours_have_no_origin_and_take_no_place(tmp_path: Path) -> None:
     from store_rows import build
 

@@ -132,6 +132,7 @@ def spliced(
             "n_action_tokens": sum(mask),
             "n_tool_calls": sum(len(message.tool_calls) for message in success.messages[number:]),
             "messages": [*start.prefix.messages, written, *(moved(message, shift) for message in following)],
+            "message_seconds": None,
             "tools": failed.tools,
             "input_ids": input_ids,
             "action_mask": mask,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
@@ -99,7 +100,8 @@ class Session:
     and observations). ``spans`` say which weights sampled what, as those of a trajectory do.
 
     ``key`` orders sessions. Sessions with the same ``root`` are likely to share a prefix: samples of one group, forks
-    of one parent. ``messages`` and ``tools`` (JSON) are the same conversation as text, for engines without token ids.
+    of one parent. ``messages`` and ``tools`` (JSON) are the same conversation as text, for engines without token ids;
+    ``seconds`` says how long messages took, by their numbers, as the column ``message_seconds`` of a trajectory does.
     Use a session as a context manager: an engine may keep a cache for it until :meth:`end`.
     """
 
@@ -111,6 +113,7 @@ class Session:
     root: str = ""
     messages: "list[Message]" = field(default_factory=list)
     tools: str = "[]"
+    seconds: dict[int, float] = field(default_factory=dict)
     on_end: "Callable[[Session], None] | None" = None
     on_fork: "Callable[[Session, Session], None] | None" = None
     usage: Usage | None = None
@@ -145,7 +148,7 @@ class Session:
         """A session that begins as a copy of this one, and goes its own way."""
         child = Session(
             list(self.ids), list(self.mask), list(self.logprobs), list(self.spans), key or self.key, self.root,
-            list(self.messages), self.tools, self.on_end, self.on_fork,
+            list(self.messages), self.tools, dict(self.seconds), self.on_end, self.on_fork,
         )  # fmt: skip
         if self.on_fork:
             self.on_fork(self, child)
@@ -161,6 +164,20 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+
+class TurnClock:
+    """How long the next turn of a session takes. Of an engine that says what its answers took, it is that: without the
+    time in which a request waited for others, and of a reply out of a cache the time when it was fetched. Of others it
+    is the wall time since this was made; if turns are sampled in batches, waiting for a batch is part of it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._began = session, monotonic()
+        self._before = session.usage.seconds if session.usage else 0.0
+
+    def seconds(self) -> float:
+        usage = self._session.usage
+        return usage.seconds - self._before if usage else monotonic() - self._began
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ import json
 import pickle
 from collections import Counter
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from agentrl.environments import tools
-from agentrl.environments.base import Environment, Episode, Observation, Score, Step, answered, cut
+from agentrl.environments.base import Environment, Episode, Observation, Score, Step, answered, cut, timed
 from agentrl.environments.forks import DivergedError
 from agentrl.environments.hosts import Host, HostedError
 from agentrl.schemas.task import Task
@@ -90,7 +91,8 @@ class AdaptedEpisode:
         observations: list[Observation] = []
         info = Counter(tool_timeouts=0, tool_exceptions=0, observations_cut=0)
         for call in message.tool_calls:
-            observations.append(await self._call(call, info))
+            began = monotonic()
+            observations.append(timed(await self._call(call, info), began))
             if observations[-1].done:
                 break
         return answered(message, observations, **info)

@@ -5,9 +5,10 @@ An environment of one's own may be a plain synchronous class instead (:mod:`agen
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from random import Random
+from time import monotonic
 from typing import Any, Protocol
 
 from agentrl.schemas.task import Task
@@ -23,12 +24,14 @@ MAX_STEPS = 32
 @dataclass(frozen=True)
 class Observation:
     """What a tool call returned. ``error`` marks a call that the tool refused, ``reward`` is that of this call, if the
-    environment gives one, and ``done`` ends the episode: calls after it are not made."""
+    environment gives one, and ``done`` ends the episode: calls after it are not made. ``seconds`` is the wall time of
+    the call."""
 
     content: str
     error: bool = False
     reward: float | None = None
     done: bool = False
+    seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,23 @@ class Score:
 class Step:
     """What answers an assistant message: tool results, user turns, or nothing. ``reward`` is that of this step, if the
     environment gives one. ``done`` ends the episode; so does a step without messages. Numbers in ``info`` are summed
-    over the episode: ``tool_errors`` counts calls that were refused."""
+    over the episode: ``tool_errors`` counts calls that were refused. ``seconds`` are the wall times of the calls that
+    ``messages`` answer, one for each message, or none: then the time of a single call is that of the step."""
 
     messages: list[Message] = field(default_factory=list)
     reward: float | None = None
     done: bool = False
     info: Mapping[str, int] = field(default_factory=dict)
+    seconds: Sequence[float | None] = field(default=(), compare=False)
+
+    def timed(self, seconds: float) -> "Step":
+        """The step after so many seconds."""
+        alone = len(self.messages) == 1 and self.messages[0].role is Role.TOOL
+        return replace(self, seconds=[seconds]) if alone and not self.seconds else self
+
+    def known(self, first: int) -> dict[int, float]:
+        """The seconds that are known, by numbers of messages of which ``first`` is that of the first one here."""
+        return {first + number: seconds for number, seconds in enumerate(self.seconds) if seconds is not None}
 
 
 class Episode(Protocol):
@@ -186,14 +200,21 @@ def answered(message: Message, observations: Sequence[Observation], **info: int)
     rewards = [seen.reward for seen in observations if seen.reward is not None]
     errors = sum(seen.error for seen in observations)
     done = any(seen.done for seen in observations)
-    return Step(answers, sum(rewards) if rewards else None, done, {"tool_errors": errors, **info})
+    seconds = [seen.seconds for seen in observations[: len(answers)]]
+    return Step(answers, sum(rewards) if rewards else None, done, {"tool_errors": errors, **info}, seconds)
+
+
+def timed(observation: Observation, began: float) -> Observation:
+    """The observation of a call that began then, by the clock of ``time.monotonic``."""
+    return replace(observation, seconds=monotonic() - began)
 
 
 def answer_calls(call: Callable[[ToolCall], Observation], message: Message) -> Step:
     """The step that answers all calls of an assistant message, in their order, up to one that ends the episode."""
     observations: list[Observation] = []
     for tool_call in message.tool_calls:
-        observations.append(call(tool_call))
+        began = monotonic()
+        observations.append(timed(call(tool_call), began))
         if observations[-1].done:
             break
     return answered(message, observations)

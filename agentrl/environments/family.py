@@ -13,11 +13,12 @@ import json
 from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
 from random import Random
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl.environments.base import Observation, Score, Step, answered
+from agentrl.environments.base import Observation, Score, Step, answered, timed
 from agentrl.environments.faults import Faults
 from agentrl.environments.scripted import random_turn
 from agentrl.environments.task_splits import Draft, digest, draw
@@ -133,7 +134,8 @@ class ToolEpisode(Generic[F]):
         for call in message.tool_calls:
             fault = self.family.config.faults.draw(self.task.task_id, self.calls)
             faults += fault is not None
-            observations.append(await self._called(call, fault))
+            began = monotonic()
+            observations.append(timed(await self._called(call, fault), began))
             if self.done:
                 break
         step = answered(message, observations, faults=faults)

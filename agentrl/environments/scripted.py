@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from random import Random
+from time import monotonic
 from typing import Any, Protocol, cast
 
 from agentrl.environments.base import Advised, Demonstrator, Environment, Episode
@@ -27,11 +28,13 @@ class NoExpertError(ValueError):
 
 @dataclass
 class Played:
-    """What was said after the opening, the numbers in the ``info`` of its steps, and why the episode ended."""
+    """What was said after the opening, the numbers in the ``info`` of its steps, and why the episode ended. ``seconds``
+    are those of the calls that the messages of these numbers answer."""
 
     messages: list[Message] = field(default_factory=list)
     info: Counter[str] = field(default_factory=Counter)
     termination: Termination = Termination.MAX_STEPS
+    seconds: dict[int, float] = field(default_factory=dict)
 
 
 async def play(episode: Episode, turns: Turns, max_steps: int) -> Played:
@@ -42,7 +45,9 @@ async def play(episode: Episode, turns: Turns, max_steps: int) -> Played:
         if not left and message.tool_calls:
             played.messages.append(message)
             break
-        step = await episode.step(message)
+        began = monotonic()
+        step = (await episode.step(message)).timed(monotonic() - began)
+        played.seconds |= step.known(len(played.messages) + 1)
         played.messages += [message.model_copy(update={"reward": step.reward}), *step.messages]
         played.info.update({name: value for name, value in step.info.items() if isinstance(value, int)})
         if step.done or not step.messages:

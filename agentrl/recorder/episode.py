@@ -29,6 +29,7 @@ from agentrl.schemas.trajectory import (
     Span,
     Termination,
     Trajectory,
+    seconds_of_messages,
     trajectory_id,
 )
 
@@ -311,6 +312,7 @@ class RecordedEpisode:
             n_tool_calls=sum(len(turn.message.tool_calls) for turn in turns),
             n_tool_errors=sum(message.error is True for message in messages),
             messages=messages,
+            message_seconds=seconds_of_messages(session.seconds, len(messages)),
             tools=first.tools,
             tokenizer=self.tokenizer,
             input_ids=session.ids,
@@ -366,6 +368,7 @@ def _line_of(turn: SampledTurn) -> dict[str, Any]:
         "kind": turn.kind,
         "constrained": turn.constrained,
         "delivered": turn.delivered,
+        "seconds": turn.seconds,
     }
 
 

@@ -43,7 +43,8 @@ class Line:
         return self.turns[self.shared :]
 
     def session(self) -> tuple[Session, int]:
-        """All tokens, with the conversation and its tools, and how many of them belong to the earlier line."""
+        """All tokens, with the conversation and its tools, and how many of them belong to the earlier line. It has the
+        seconds of turns that belong to no earlier one; those of tools, which the client calls, nobody knows."""
         session, fork_at = Session(), 0
         for number, turn in enumerate(self.turns):
             start = len(session.ids)
@@ -59,6 +60,8 @@ class Line:
                 session.observe(turn.turn.ids)
             else:
                 session.act(turn.turn)
+            if number >= self.shared and turn.seconds is not None:
+                session.seconds[len(session.messages)] = turn.seconds
             span = {"token_start": end, "token_end": len(session.ids)}
             session.messages.append(turn.message.model_copy(update=span))
         session.tools = self.turns[0].tools

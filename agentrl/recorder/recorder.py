@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from agentrl.engines.base import EngineError, Sampling, SchemaError, Session
+from agentrl.engines.base import EngineError, Sampling, SchemaError, Session, TurnClock
 from agentrl.engines.seeds import stream
 from agentrl.recorder.episode import About, PostedReward, RecordedEpisode
 from agentrl.recorder.episodes import KEY, REMEMBERED, Episodes
@@ -274,6 +274,7 @@ class Recorder:
         else:
             asyncio.get_running_loop().call_later(REFUSED_S, reply.encoded, start)
         session = self._session(reply, before, ids)
+        clock = TurnClock(session)
         try:
             session.observe(new)
             if self.sampler.policy is None:
@@ -283,7 +284,7 @@ class Recorder:
             turn, parsed = await self.sampler.turn(session, sampling, seed, asked.tools, asked.stop, tell, schema)
             told = sampling_json(sampling, self.sampler.sampling.max_turn_tokens)
             made = sampled_turn(reply, asked, following.reached, before, (rest, new), (turn, parsed.message), told)
-            made.constrained = schema is not None
+            made.constrained, made.seconds = schema is not None, clock.seconds()
             episode.counts.update(differences(asked, made.message, parsed.error, self.model))
             await self._written(episode, made)
         except EngineError as error:

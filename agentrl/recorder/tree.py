@@ -83,7 +83,8 @@ class SampledTurn:
 
     ``agent`` and ``kind`` are what the client said of the request; see :class:`agentrl.recorder.wire.Caller`.
     ``constrained`` says that it was kept to a JSON schema, so that its tokens are heard and not trained on.
-    ``delivered`` says that a client has received it. ``session`` is the engine's, as long as it ends with this turn.
+    ``delivered`` says that a client has received it. ``seconds`` is the time from its request until it was sampled.
+    ``session`` is the engine's, as long as it ends with this turn.
     """
 
     number: int
@@ -101,6 +102,7 @@ class SampledTurn:
     kind: str = ""
     constrained: bool = False
     delivered: bool = False
+    seconds: float | None = None
     children: "list[SampledTurn]" = field(default_factory=list)
     session: Session | None = None
 

@@ -23,7 +23,7 @@ from agentrl.rollouts.limits import Limits, Retry
 from agentrl.rollouts.outcomes import tags_of
 from agentrl.rollouts.rationalize import with_hint
 from agentrl.schemas.task import Task
-from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory, seconds_of_messages
 
 
 def demonstrate(
@@ -103,7 +103,11 @@ async def _demonstrated(
     opening = with_hint(list(episode.opening), task, hint) if hint else list(episode.opening)
     tags = [*["hinted"] * bool(hint), *tags_of(played.info)]
     row = _row(environment, task, noise, trajectory_id, opening, messages, episode.tools, played.termination, score)
-    return row.model_copy(update={"tags": tags, "n_tool_errors": played.info["tool_errors"]})
+    calls = {len(opening) + number: seconds for number, seconds in played.seconds.items()}
+    seconds = seconds_of_messages(calls, len(row.messages))
+    return row.model_copy(
+        update={"tags": tags, "n_tool_errors": played.info["tool_errors"], "message_seconds": seconds}
+    )
 
 
 async def _program(

@@ -10,7 +10,7 @@ from random import Random
 from typing import TypeVar
 
 from agentrl.chat.codec import ChatCodec, spanned
-from agentrl.engines.base import Engine, EngineError, Session, Turn, TurnError
+from agentrl.engines.base import Engine, EngineError, Session, Turn, TurnClock, TurnError
 from agentrl.engines.seeds import stream
 from agentrl.environments.adapted import AdaptedEpisode
 from agentrl.environments.base import (
@@ -147,14 +147,12 @@ class EpisodeRun:
                 self.termination = Termination.MAX_STEPS
                 return
             step = self._refused() if self.unreadable else await self._step(episode, message)
+            self.session.seconds |= step.known(len(self.messages))
             if step.reward is not None:
                 self.messages[-1] = message.model_copy(update={"reward": step.reward})
-            if step.done or not step.messages:
-                self.termination = Termination.ANSWERED
-                self.messages.extend(step.messages)
-                return
-            if self.steps >= allowed:
-                self.termination = Termination.MAX_STEPS
+            ended = step.done or not step.messages
+            if ended or self.steps >= allowed:
+                self.termination = Termination.ANSWERED if ended else Termination.MAX_STEPS
                 self.messages.extend(step.messages)
                 return
             start = self.messages[-1].token_start or 0
@@ -267,7 +265,7 @@ class EpisodeRun:
         if left <= 0:
             self.termination = Termination.TIME_LIMIT
             return None
-        start = len(session.ids)
+        start, clock = len(session.ids), TurnClock(session)
         if summing_up:
             turn = await self._sampled(self.act.engine, session, start, left, "summary")
         else:
@@ -277,6 +275,7 @@ class EpisodeRun:
         message, self.unreadable = self.act.said(session, turn, start)
         if message is not None:
             span = {"token_start": start, "token_end": len(session.ids)} if codec else {}
+            session.seconds[len(self.messages)] = clock.seconds()
             self.messages.append(message.model_copy(update=span))
             self.steps += not summing_up
         if turn.stop != "stop":
@@ -337,7 +336,7 @@ class EpisodeRun:
         self.tool_calls += len(calls)
         limit = self.act.limits.tool_s * max(1, len(calls))
         # What is adapted limits each call by itself. Beyond that it may have to start a process again.
-        adapted = isinstance(episode, AdaptedEpisode)
+        adapted, began = isinstance(episode, AdaptedEpisode), time.monotonic()
         try:
             async with asyncio.timeout(limit + self.act.limits.environment_s * adapted) as clock:
                 step = await episode.step(message)
@@ -353,7 +352,7 @@ class EpisodeRun:
         self.info.update({name: value for name, value in step.info.items() if isinstance(value, int)})
         if self.act.limits.retry.tool_timeouts and step.info.get("tool_timeouts"):
             raise _EnvironmentError from InfrastructureError(f"{calls[0].name} or a later call exceeded limits.tool_s")
-        return self._cut(step)
+        return self._cut(step.timed(time.monotonic() - began))
 
     def _cut(self, step: Step) -> Step:
         """The step with messages of bounded length. What is adapted has cut its own, and counted it."""

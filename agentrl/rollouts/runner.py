@@ -37,7 +37,7 @@ from agentrl.rollouts.outcomes import COUNTED, latency_tags, spent
 from agentrl.rollouts.progress import EpisodeReport, OnProgress
 from agentrl.rollouts.segments import Segment, by_attempt, firsts, name_of
 from agentrl.schemas.task import Task
-from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Termination, Trajectory
+from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Termination, Trajectory, seconds_of_messages
 
 __all__ = ["Attempt", "Limits", "RolloutRunner", "tickets"]
 
@@ -341,6 +341,7 @@ class RolloutRunner:
             n_tool_calls=segment.tool_calls,
             n_tool_errors=segment.tool_errors,
             messages=session.messages,
+            message_seconds=seconds_of_messages(session.seconds, len(session.messages)),
             tools=session.tools,
             final_state=json.dumps(score.state if score else None),
             **spent(session.usage),

@@ -125,6 +125,9 @@ def test_a_row_is_text_with_its_tool_calls_and_no_ids(endpoint: Endpoint) -> Non
     assert (first["max_completion_tokens"], first["temperature"]) == (50, 1.0)
     assert second["messages"][1]["tool_calls"][0]["id"] == second["messages"][2]["tool_call_id"] == "call_7"
     assert (spent.requests, spent.prompt_tokens, spent.completion_tokens) == (2, 200, 20)
+    user, asked, priced, answered = row.message_seconds or []
+    assert (user, row.tags) == (None, [f"latency_s:{(asked or 0) + (answered or 0):.2f}"])
+    assert all(known is not None and known > 0 for known in (asked, priced, answered))
 
 
 @pytest.mark.parametrize("fault", ["busy", "broken", "garbage", "empty", "half", "gone"])

@@ -14,10 +14,11 @@ import pytest
 from architectures import qwen
 from faulty_shop import Broken, BrokenVisit, ForgetfulShop, Shop, Speaker, Visit, task
 
+from agentrl.datastore.table.row_digests import contents
 from agentrl.engines.base import Sampling
 from agentrl.engines.blocking import Background, blocking
 from agentrl.environments.adapted import protocol
-from agentrl.environments.base import Step
+from agentrl.environments.base import Step, tool_message
 from agentrl.environments.forks import rebuild
 from agentrl.environments.hosts import Threads
 from agentrl.environments.tools import schemas
@@ -25,8 +26,9 @@ from agentrl.models.policy import Policy
 from agentrl.rollouts.in_flight import NumberedAttempt
 from agentrl.rollouts.limits import Retry
 from agentrl.rollouts.runner import Attempt, Limits, RolloutRunner
+from agentrl.schemas.arrow import to_table
 from agentrl.schemas.task import Task
-from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Message, Role, Termination, ToolCall, Trajectory
 
 ROOM = Sampling(max_turn_tokens=400, max_tokens=6000)
 
@@ -90,9 +92,34 @@ def test_a_coroutine_that_hangs_as_a_tool_is_an_observation_and_counted(policy: 
     acts = runner(policy, Stuck(), tool_s=0.3)
     [row] = play(acts, "wait,wait,done", env="broken")
     assert answers(row) == ["wait took longer than 0.3 s"] * 2
+    assert [0.3 <= seconds < 5 for seconds in (row.message_seconds or [])[2::2] if seconds is not None] == [True] * 2
     assert [message.error for message in row.messages if message.role is Role.TOOL] == [True, True]
     assert (row.termination, row.success, row.tags) == (Termination.ANSWERED, True, ["tool_timeouts:2"])
     assert (row.n_tool_calls, row.n_tool_errors, acts.counts) == (2, 2, {"tool_timeouts": 2})
+
+
+def test_rows_say_how_long_their_turns_and_calls_took_and_no_digest_counts_it(policy: Policy) -> None:
+    [slow, *again] = [play(runner(policy, Shop(), 0.05), "price fig,slow")[0] for _ in range(2)]
+    roles = [message.role for message in slow.messages]
+    assert roles == [Role.USER, *[Role.ASSISTANT, Role.TOOL] * 2, Role.ASSISTANT]
+    user, *seconds = slow.message_seconds or []
+    assert user is None
+    turns, (price, waited) = [float(known or 0) for known in seconds[::2]], seconds[1::2]
+    assert all(0.05 <= turn < 5 for turn in turns)
+    assert waited is not None
+    assert price is not None
+    assert 0 <= price < 0.2 <= waited < 5
+    assert [row.message_seconds for row in again] != [slow.message_seconds]
+    first, second = contents(to_table([slow, *again], TRAJECTORY_SCHEMA)).to_pylist()
+    assert first == second
+
+
+def test_seconds_of_calls_that_nobody_measured_one_by_one_are_null() -> None:
+    answers = [tool_message(ToolCall(id=name, name="wait", arguments="{}"), "there") for name in "ab"]
+    assert Step(answers).timed(1.5).known(3) == {}
+    assert Step(answers, seconds=[0.5, None]).timed(1.5).known(3) == {3: 0.5}
+    assert Step(answers[:1]).timed(1.5).known(3) == {3: 1.5}
+    assert Step([Message(role=Role.USER, content="and?")]).timed(1.5).known(3) == {}
 
 
 def test_an_episode_whose_state_went_with_its_process_ends_alone(policy: Policy) -> None:

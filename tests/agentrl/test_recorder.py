@@ -116,6 +116,7 @@ def test_a_conversation_is_one_row_however_it_is_asked(how: str, policy: Policy,
     assert (row.task_id, row.group_id, row.reward, row.success, row.tags) == ("t1", "g", 0.5, True, ["a"])
     assert (row.termination, row.n_steps, row.n_tool_calls, row.policy) == (Termination.ANSWERED, 2, 1, "tiny")
     assert row.spans[0].end == row.n_tokens
+    assert [seconds is not None and 0 < seconds < 30 for seconds in row.message_seconds or []] == [False, True] * 2
     assert list(tmp_path.iterdir()) == [tmp_path / "starting.lock"], "nothing is left when all is stored"
 
 

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from agentrl.environments.base import Episode, Observation, Score, Step, answered
+from agentrl.environments.base import Episode, Observation, Score, Step, answered, timed
 from agentrl.rewards.answers import exact_match, truths
 from agentrl.rewards.verifiers import share_of_facts
 from agentrl.schemas.installation import install_hint
@@ -163,7 +164,11 @@ class McpEpisode:
         if not message.tool_calls:
             self.answer = message.content
             return Step(done=True)
-        return answered(message, [await self._call(call) for call in message.tool_calls])
+        return answered(message, [await self._timed(call) for call in message.tool_calls])
+
+    async def _timed(self, call: ToolCall) -> Observation:
+        began = monotonic()
+        return timed(await self._call(call), began)
 
     async def _call(self, call: ToolCall) -> Observation:
         arguments = call.parsed()

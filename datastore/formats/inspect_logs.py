@@ -6,12 +6,13 @@ numbers and booleans as they are, the numbers of a dict one by one), ``input`` a
 ``id``, ``epoch`` (sample index), ``eval.model`` (policy), ``eval.task`` (env), ``started_at`` (else ``eval.created``),
 ``model_usage`` of that model. The reward is the only score, and a score of exactly 1 or 0 is the success; with several
 scorers say ``--reward NAME --success SQL``. ``limit`` and ``error`` give the end. Text that was moved to
-``attachments`` is put back.
+``attachments`` is put back. ``message_seconds`` comes from ``events``: of a turn the ``time`` of the output with its
+``id``, of an answer the time from the beginning to the end of the tool's event with the call's id.
 
 The archive is read by ``zipfile``, one sample in memory at a time, and what Zstandard compressed (as Inspect writes
 since 0.3.160) by Arrow's decoder: ``inspect_ai`` itself cannot be installed beside this project's dependencies. Not
-carried: ``target``, explanations of scores, ``events``, ``store``, ``output``, other times, and of the log all
-but ``eval.task``, ``eval.model`` and ``eval.created``.
+carried: ``target``, explanations of scores, what else is in ``events``, ``store``, ``output``, other times, and of the
+log all but ``eval.task``, ``eval.model`` and ``eval.created``.
 """
 
 import json
@@ -29,7 +30,7 @@ from pydantic_core import from_json
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats.messages import from_chat
 from agentrl.datastore.formats.notes import Notes
-from agentrl.datastore.formats.origin import Calls, moment
+from agentrl.datastore.formats.origin import Calls, lasted, moment
 from agentrl.datastore.formats.parts import grouped
 from agentrl.datastore.formats.raw import TooLongError
 from agentrl.datastore.formats.rows import components, make_row, number, termination
@@ -40,7 +41,7 @@ _KNOWN_LOG = frozenset({"version", "eval", "samples"})
 _KNOWN_EVAL = frozenset({"task", "model", "created"})
 _KNOWN = frozenset({"id", "epoch", "input", "messages", "scores", "score", "limit", "attachments"})
 _KNOWN |= {"started_at", "model_usage"}
-_KNOWN_MESSAGE = frozenset({"role", "content", "tool_calls", "tool_call_id", "function", "error"})
+_KNOWN_MESSAGE = frozenset({"id", "role", "content", "tool_calls", "tool_call_id", "function", "error"})
 _KNOWN_CALL = frozenset({"id", "function", "arguments", "type"})
 _ZSTANDARD = 93
 _LIMITS = {
@@ -192,7 +193,30 @@ def _row(source: Source, header: dict[str, Any], sample: dict[str, Any]) -> Row:
         reward_components=components(parts, notes, "samples.scores."),
         termination=end,
         n_tool_errors=errors,
+        message_seconds=_seconds(sample),
     )
+
+
+def _seconds(sample: dict[str, Any]) -> list[float | None] | None:
+    """How long each message took, as the events of the sample say."""
+    turns: dict[Any, float | None] = {}
+    calls: dict[Any, float | None] = {}
+    for event in sample.get("events") or []:
+        if not isinstance(event, dict):
+            continue
+        output = event.get("output")
+        if event.get("event") == "model" and isinstance(output, dict):
+            took = number(output.get("time"))
+            for choice in output.get("choices") or []:
+                said = choice.get("message") if isinstance(choice, dict) else None
+                turns[(said or {}).get("id")] = took if took is not None and took >= 0 else None
+        elif event.get("event") == "tool":
+            calls[event.get("id")] = lasted(event.get("timestamp"), event.get("completed"))
+    seconds = [
+        {"assistant": turns.get(item.get("id")), "tool": calls.get(item.get("tool_call_id"))}.get(item["role"])
+        for item in sample["messages"]
+    ]
+    return seconds if any(known is not None for known in seconds) else None
 
 
 def _origin(sample: dict[str, Any], about: dict[str, Any], notes: Notes) -> dict[str, Any]:

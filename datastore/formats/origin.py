@@ -55,6 +55,12 @@ def moment(value: Any) -> datetime | None:
         return None
 
 
+def lasted(start: Any, end: Any) -> float | None:
+    """Seconds between two times as :func:`moment` reads them; None if one is not known, or the end comes first."""
+    begun, ended = moment(start), moment(end)
+    return (ended - begun).total_seconds() if begun and ended and ended >= begun else None
+
+
 def count(value: Any) -> int | None:
     """A number of tokens: whole and not negative. None if it is none."""
     known = None if isinstance(value, bool) else number(value)

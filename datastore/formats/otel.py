@@ -12,9 +12,9 @@ the same episode. Messages come from ``gen_ai.input.messages`` and ``gen_ai.outp
 Langfuse's ``input`` and ``output``; of a span of kind ``LLM`` without any of them, from ``input.value`` and
 ``output.value``. The model is the policy, ``gen_ai.tool.definitions``, ``llm.tools`` or ``input.tools`` the tools,
 ``gen_ai.agent.name`` the agent, a span's status ``ERROR`` an ``infra_error``, Langfuse's ``scores`` of a trace
-components. The trace is the id, its first turn the time, and usage and cost are those of all turns. Rows are unscored:
-``--reward NAME`` says which component is the reward. Memory holds the spans of all traces that are open at once, if the
-file is JSON Lines, else those of the file.
+components. The trace is the id, its first turn the time, and usage and cost are those of all turns; both ends of a
+turn's span give the seconds of its message. Rows are unscored: ``--reward NAME`` says which component is the reward.
+Memory holds the spans of all traces that are open at once, if the file is JSON Lines, else those of the file.
 
 Not carried, and counted: spans of other kinds, events of a span, other times, every other attribute.
 """
@@ -26,7 +26,7 @@ from typing import Any
 
 from agentrl.datastore.formats.messages import from_chat, tools_text
 from agentrl.datastore.formats.notes import Notes
-from agentrl.datastore.formats.origin import SPENT, Calls, count, moment
+from agentrl.datastore.formats.origin import SPENT, Calls, count, lasted, moment
 from agentrl.datastore.formats.parts import between, in_parts
 from agentrl.datastore.formats.rows import components, make_row
 from agentrl.datastore.formats.source import Row, Source, Stretch, each
@@ -60,9 +60,20 @@ _FINISHES = {
 _VALUE = re.compile(rb'\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}\]]+)')
 _ID = re.compile(rb'"id"\s*:\s*("(?:[^"\\]|\\.)*"|[^\s,}\]]+)')
 _KINDS = ("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL")
+_ENDS = ("endTimeUnixNano", "end_time", "endTime")
 _KNOWN_SPAN = frozenset(
     {"traceId", "trace_id", "context.trace_id", "context", "attributes", "status", "status_code", "level", "type"}
-    | {"startTimeUnixNano", "start_time", "startTime", "input", "output", "model", "provided_model_name", "span_kind"}
+    | {
+        "startTimeUnixNano",
+        "start_time",
+        "startTime",
+        *_ENDS,
+        "input",
+        "output",
+        "model",
+        "provided_model_name",
+        "span_kind",
+    }
     | {"scores", "promptTokens", "completionTokens", *_LANGFUSE_COSTS}
 )
 _KNOWN_TRACE = frozenset({"id", "observations", "scores"})
@@ -249,6 +260,7 @@ def _calls(span: dict[str, Any], source: Source, own: Notes) -> Iterator[dict[st
     code = (status.get("code") or status.get("status_code")) if isinstance(status, dict) else status
     models = [*(attributes.get(name) for name in _MODEL), span.get("model"), span.get("provided_model_name")]
     finish = _finish(attributes, messages)
+    start = str(span.get("startTimeUnixNano") or span.get("start_time") or span.get("startTime") or "")
     yield {
         "number": source.number,
         "messages": from_chat(messages, own),
@@ -258,7 +270,8 @@ def _calls(span: dict[str, Any], source: Source, own: Notes) -> Iterator[dict[st
         "tools": loaded(tools) or _listed_tools(attributes),
         "failed": (code or span.get("status_code")) in (2, "ERROR", "STATUS_CODE_ERROR")
         or span.get("level") == "ERROR",
-        "start": str(span.get("startTimeUnixNano") or span.get("start_time") or span.get("startTime") or ""),
+        "start": start,
+        "seconds": {len(messages) - 1: lasted(start, next((span[name] for name in _ENDS if span.get(name)), None))},
         "finish": finish,
         "scores": span.get("scores") or {},
         "spent": _spent(span, attributes, notes),
@@ -309,6 +322,7 @@ def _conversations(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
             kept.append((texts, call))
         else:  # it is a turn of the longer one
             longer["began"] = min(longer.get("began", longer["start"]), call["start"])
+            longer["seconds"] = call["seconds"] | longer["seconds"]
             for name in SPENT:
                 if (known := call["spent"].get(name)) is not None:
                     longer["spent"][name] = longer["spent"].get(name, 0) + known
@@ -334,11 +348,22 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return joined
 
 
+def _seconds(messages: list[dict[str, Any]], call: dict[str, Any]) -> list[float | None] | None:
+    """How long each message took; None if no turn says it, or messages were joined."""
+    known = {
+        number: took for number, took in call["seconds"].items() if call["messages"][number]["role"] == "assistant"
+    }
+    if len(messages) != len(call["messages"]) or not any(took is not None for took in known.values()):
+        return None
+    return [known.get(number) for number in range(len(messages))]
+
+
 def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Row:
     if call["notes"] is not source.notes:
         source.notes.add(call["notes"])
+    messages = _joined(call["messages"])
     return make_row(
-        _joined(call["messages"]),
+        messages,
         source="otel",
         origin={"source_id": trace, "source_time": moment(call.get("began", call["start"])), **call["spent"]},
         trajectory_id=f"{trace}-{segment}",
@@ -349,4 +374,5 @@ def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Row:
         tools=tools_text(call["tools"]),
         termination=Termination.INFRA_ERROR if call["failed"] else _FINISHES.get(call["finish"]),
         reward_components=components(call["scores"], source.notes, "scores."),
+        message_seconds=_seconds(messages, call),
     )

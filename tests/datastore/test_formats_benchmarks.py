@@ -86,6 +86,7 @@ SAMPLE: dict[str, Any] = {
         {"role": "user", "content": "where is Ann?", "source": "input"},
         {
             "role": "assistant",
+            "id": "m1",
             "content": [{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": ""}],
             "tool_calls": [{"id": "c1", "function": "find", "arguments": {"who": "Ann"}, "type": "function"}],
         },
@@ -101,7 +102,16 @@ SAMPLE: dict[str, Any] = {
     "scores": {"match": {"value": "C"}},
     "attachments": {"a1": "in Rome", "a2": "of an event"},
     "limit": {"type": "token", "limit": 10},
-    "events": [{"event": "x"}],
+    "events": [
+        {"event": "x"},
+        {"event": "model", "output": {"time": 1.25, "choices": [{"message": {"id": "m1"}}]}},
+        {
+            "event": "tool",
+            "id": "c1",
+            "timestamp": "2026-01-31T12:00:00Z",
+            "completed": "2026-01-31T13:00:00.500000+01:00",
+        },
+    ],
 }
 
 
@@ -112,6 +122,7 @@ def test_inspect_documents_and_archives(tmp_path: Path) -> None:
     assert shape(row) == TALK
     assert (row.reward, row.success, row.termination, row.n_tool_errors) == (1.0, True, Termination.MAX_TOKENS, 1)
     assert (row.policy, row.env, row.sample_index, row.messages[1].reasoning) == ("m", "geo", 1, "hm")
+    assert row.message_seconds == [None, 1.25, 0.5, None], "its last turn is in no event"
     messages = {"samples.messages.source": 1, "samples.messages.error.type": 1}
     rest = {"samples.target": 1, "samples.limit.limit": 1, "samples.events": 1, "samples.attachments": 1, "status": 1}
     assert read.notes.ignored == messages | rest

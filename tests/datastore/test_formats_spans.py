@@ -35,11 +35,20 @@ def test_spans_of_the_conventions(tmp_path: Path) -> None:
         texts = {"gen_ai.input.messages": json.dumps(given), "gen_ai.output.messages": json.dumps(came)}
         return otlp({**texts, "gen_ai.request.model": "m", "http.method": "POST"}, **more)
 
-    spans = [span(asked, [called]), span([*asked, called, answer], messages), otlp({"db.system": "x"})]
+    took = [
+        {"startTimeUnixNano": str(start), "endTimeUnixNano": str(start + 1_500_000_000)}
+        for start in (10**18, 2 * 10**18)
+    ]
+    spans = [
+        span(asked, [called], **took[0]),
+        span([*asked, called, answer], messages, **took[1]),
+        otlp({"db.system": "x"}),
+    ]
     document = {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
     read = Read(tmp_path, "otel", document)
     assert shape(read.row) == TALK
     assert (read.row.policy, read.row.episode_id, read.row.success) == ("m", "t", None)
+    assert read.row.message_seconds == [None, 1.5, None, 1.5]
     assert read.notes.ignored["attributes.http.method"] == 2
     other = span([{"role": "user", "parts": [{"type": "text", "content": "else"}]}], messages)
     rows = Read(tmp_path, "otel", {"resourceSpans": [{"scopeSpans": [{"spans": [*spans, other]}]}]}).rows

@@ -13,7 +13,7 @@ from agentrl.pipelines.file.external import pinned, with_paths
 from agentrl.pipelines.file.library import resolve
 from agentrl.pipelines.parts.common import ModelConfig, outside_policy
 from agentrl.pipelines.replay.settings import ReplayError, first_problem
-from agentrl.pipelines.stages.grpo import OnlineConfig
+from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.pipelines.stages.train import TrainConfig
 from agentrl.schemas.manifest import Manifest
 

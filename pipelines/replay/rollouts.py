@@ -13,7 +13,7 @@ from agentrl.pipelines.replay.recorded import StepRows, table_of
 from agentrl.pipelines.replay.rewards import OtherRewards
 from agentrl.pipelines.replay.settings import ReplayError, StepChange
 from agentrl.pipelines.stages.checkpoints import number_of
-from agentrl.pipelines.stages.grpo import OnlineConfig
+from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.schemas.manifest import Manifest
 from agentrl.schemas.trajectory import Trajectory
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from agentrl.pipelines.file import yaml_text
 from agentrl.pipelines.file.problems import did_you_mean
-from agentrl.pipelines.stages.grpo import OnlineConfig
+from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.pipelines.stages.train import DPOConfig, KTOConfig, OfflineConfig, PreferenceConfig, SFTConfig, TrainConfig
 
 if TYPE_CHECKING:

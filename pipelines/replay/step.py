@@ -14,7 +14,7 @@ from agentrl.pipelines.replay.compared import Turned, cosine, gradient, trained_
 from agentrl.pipelines.replay.recorded import StepRows, config_of, metrics_of, start_of, steps_of, table_of
 from agentrl.pipelines.replay.rollouts import Again
 from agentrl.pipelines.replay.settings import ReplayError, StepChange, changed_by, objective_of
-from agentrl.pipelines.stages.grpo import OnlineConfig
+from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.pipelines.stages.train import OfflineConfig, TrainConfig
 from agentrl.schemas.manifest import Manifest
 

@@ -7,37 +7,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field
 
-from agentrl.algorithms import PolicyGradientAlgorithm
 from agentrl.algorithms.grpo import GRPO
-from agentrl.engines import TokenEngineChoice
-from agentrl.engines.configs import DEFAULT_ENGINE, VLLMConfig
+from agentrl.engines.configs import VLLMConfig
 from agentrl.online import coverage
-from agentrl.online.curriculum import CurriculumConfig
-from agentrl.online.forest import ForestConfig
-from agentrl.online.tickets import Tickets, check
+from agentrl.online.tickets import Tickets
 from agentrl.pipelines.handles import Folder, Model, NoteTable, Table, Tasks, Trajectories
-from agentrl.pipelines.methods.distill.teaching import TeacherConfig, Teaching, teaching
-from agentrl.pipelines.methods.echo.observed import Observe, weighing
-from agentrl.pipelines.parts.budget import Compressing, check_room
-from agentrl.pipelines.parts.common import REWARDS, load_policy, rollout_runner, warn_of_splits
+from agentrl.pipelines.methods.distill.teaching import Teaching, teaching
+from agentrl.pipelines.methods.echo.observed import weighing
+from agentrl.pipelines.parts.budget import check_room
+from agentrl.pipelines.parts.common import load_policy, rollout_runner, warn_of_splits
 from agentrl.pipelines.parts.outcomes import ENDS, MOST, record_excluded_of, record_failures, warn_of_shares
 from agentrl.pipelines.stage import Context, stage
-from agentrl.pipelines.stages.checkpoints import BATCHES, Checkpoints, Keeper, number_of
+from agentrl.pipelines.stages.checkpoints import BATCHES, Keeper, number_of
+from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.pipelines.stages.online_log import OnlineLog
-from agentrl.rewards import Rewards
 from agentrl.rollouts.continuations import check_replayable
-from agentrl.rollouts.exploring import Explore
-from agentrl.rollouts.limits import Limits
-from agentrl.schemas.annotations import ADDED
-from agentrl.training.job import DeepSpeed
-from agentrl.training.optimizer import OptimizerConfig
-from agentrl.training.trackers import Tracker
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
@@ -57,134 +47,6 @@ class Online(NamedTuple):
     metrics: Table
     checkpoints: Folder
     coverage: Table
-
-
-class OnlineConfig(Compressing, TeacherConfig):
-    algorithm: PolicyGradientAlgorithm = Field(GRPO(), description="how rollouts update the policy")
-    iterations: int = Field(25, ge=1, description="rounds of rollouts, each followed by its updates")
-    tasks: int = Field(32, ge=1, description="tasks of one iteration")
-    samples: int = Field(8, ge=2, description="rollouts of each task, which form its group")
-    draw: Annotated[CurriculumConfig | None, ADDED] = Field(
-        None, description="a curriculum over the levels of the tasks; None: every task in turn"
-    )
-    fork: Annotated[ForestConfig | None, ADDED] = Field(
-        None, description="rollouts are trees: some are whole, others go on from turns of these; in place of samples"
-    )
-    updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")
-    ahead: int = Field(
-        0, ge=0, description="how many iterations after the next one have rollouts under way already; more waits less"
-    )
-    max_staleness: int = Field(
-        0,
-        ge=0,
-        description="greatest age in versions of rollouts that are trained on: more than ahead, or 0 (synchronous)",
-    )
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-6)
-    deepspeed: DeepSpeed | None = Field(
-        None, description="train on ranks, to which batches go as files, and from which weights come back; None: here"
-    )
-    track: list[Tracker] = Field([], description="also send metrics to these, if they are installed")
-    observe: Observe = Field({})
-    explore: Annotated[Explore, ADDED] = Field(Explore(), description="how rollouts explore beside sampling")
-    rewards: Rewards = Field([], description=REWARDS)
-    engine: TokenEngineChoice = Field(DEFAULT_ENGINE, description="what samples; it needs token ids and log-probs")
-    limits: Limits = Limits()
-    checkpoints: Checkpoints = Checkpoints()
-    checkpoint_every: int = Field(5, ge=1, description="iterations between two points at which a killed run resumes")
-    record_tokens: bool = Field(
-        True, description="add to batches what each step saw of its tokens: train_logprobs and entropy, in float16"
-    )
-
-    @model_validator(mode="after")
-    def _staleness_can_be_kept(self) -> "OnlineConfig":
-        check(self.ahead, self.max_staleness)
-        off_policy = self.algorithm.off_policy
-        if off_policy and off_policy.max_staleness is not None and off_policy.max_staleness < self.max_staleness:
-            raise ValueError(
-                f"algorithm.off_policy.max_staleness: {off_policy.max_staleness} would drop rollouts that "
-                f"max_staleness: {self.max_staleness} lets through; leave it out: the stage drops none"
-            )
-        if self.max_staleness and self.optimizer.precision != "float32" and not off_policy:
-            raise ValueError(
-                f"max_staleness: {self.max_staleness} with optimizer.precision: {self.optimizer.precision} needs "
-                "algorithm.off_policy, such as {truncate: 2.0}: ratios are then to the training pass itself, and those "
-                "to the older policy that sampled would be lost"
-            )
-        return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _trees_say_how_many(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("fork") is None or "samples" in given:
-            return given
-        try:
-            return {**given, "samples": ForestConfig.model_validate(given["fork"]).rows}
-        except ValidationError:  # it is reported with its place when the field is validated
-            return given
-
-    @model_validator(mode="after")
-    def _trees_can_be_compared(self) -> "OnlineConfig":
-        if self.fork and self.samples != self.fork.rows:
-            raise ValueError(
-                f"samples: {self.samples} with fork: fork makes {self.fork.rows} rollouts of each task, trees x "
-                "(1 + nodes x rounds); leave samples out"
-            )
-        if self.fork and not self.algorithm.credits_returns:
-            raise ValueError(
-                f"fork needs an algorithm that compares the rewards of a group, and algorithm: {self.algorithm.type}"
-                f"{' with an estimator of your own' if self.algorithm.advantage else ''} does not; take grpo, dr_grpo, "
-                "rloo, dapo, gspo, cispo, reinforce, reinforce++ or starpo_s"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _credit_needs_no_stored_values(self) -> "OnlineConfig":
-        if self.algorithm.credit == "values":
-            raise ValueError("credit: values is for stored rows; value them by steps.value and use train.offline")
-        return self
-
-    @model_validator(mode="after")
-    def _ratios_are_of_draws(self) -> "OnlineConfig":
-        if (setting := self.explore.changes_draws) and not self.algorithm.off_policy:
-            raise ValueError(
-                f"{setting} takes turns that are no draws of the policy, so the ratios of {self.algorithm.type} would "
-                "be of other probabilities; set algorithm.off_policy, such as {truncate: 2.0}, or leave it out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _episodes_have_one_credit(self) -> "OnlineConfig":
-        if self.compress is None:
-            return self
-        algorithm = self.algorithm
-        wrong = {
-            f"algorithm.type: {algorithm.type} values one row": algorithm.needs_critic,
-            f"algorithm.credit: {algorithm.credit} compares whole rows": algorithm.credit != "whole",
-            "algorithm.overlong punishes rows that come near max_tokens, which none does": algorithm.overlong,
-            "fork goes on from turns of one row": self.fork,
-        }
-        if problems := [what for what, holds in wrong.items() if holds]:
-            raise ValueError(
-                f"compress makes several rows of an episode, and {problems[0]}; leave compress out, or use an "
-                "algorithm that credits whole episodes (grpo, dapo, rloo, ...) with credit: whole"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _teacher_is_asked(self) -> "OnlineConfig":
-        self.check_teacher(self.algorithm)
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_give_weights_as_files(self) -> "OnlineConfig":
-        if self.deepspeed:
-            self.deepspeed.check(self.optimizer)
-        if self.deepspeed and isinstance(self.engine, VLLMConfig) and self.engine.sync != "folders":
-            raise ValueError(
-                f"engine.sync: {self.engine.sync} takes weights from the stage's own process, and with deepspeed the "
-                "ranks have them; use sync: folders"
-            )
-        return self
 
 
 @stage("train.online", version=1)

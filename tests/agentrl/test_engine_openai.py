@@ -260,7 +260,7 @@ def test_stages_that_need_ids_refuse_it_by_name() -> None:
     from pydantic import ValidationError
 
     from agentrl.pipelines.methods.star.rationalize import RationalizeConfig
-    from agentrl.pipelines.stages.grpo import OnlineConfig
+    from agentrl.pipelines.stages.online_config import OnlineConfig
     from agentrl.pipelines.stages.trajectories import SampleConfig
 
     given = {"engine": {"type": "openai", "model": "teacher"}}

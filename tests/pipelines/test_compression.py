@@ -20,7 +20,8 @@ from agentrl.pipelines.methods.fork.fork import fork
 from agentrl.pipelines.parts.shards import Shards
 from agentrl.pipelines.stage import Context
 from agentrl.pipelines.stages.evaluate import evaluate
-from agentrl.pipelines.stages.grpo import OnlineConfig, online
+from agentrl.pipelines.stages.grpo import online
+from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.pipelines.stages.online_log import OnlineLog
 from agentrl.pipelines.stages.score import score
 from agentrl.pipelines.stages.trajectories import SampleConfig, reject, sample

@@ -15,7 +15,7 @@ from agentrl.pipelines.methods.agentq.pairs import agentq
 from agentrl.pipelines.methods.eto.outcome import outcome
 from agentrl.pipelines.methods.fork.fork import fork
 from agentrl.pipelines.methods.slicing.steps import value
-from agentrl.pipelines.stages.grpo import OnlineConfig
+from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.pipelines.stages.train import offline, sft
 from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.schemas.step_value import StepValue

@@ -11,7 +11,7 @@ at temperature 1, greedily, and at each policy's best temperature, which is the 
 - slicing, pairs, eto, ipr, dagger, tree: see ``branching.py``.
 - search, guided, preferred, reflected: see ``searching.py``.
 - experience, guidance, star, splice: see ``memory.py``; teams: see ``teams.py``.
-- compress, segment: see ``compression.py``; replay, counterfactual: see ``stored.py``.
+- compress, segment: see ``compression.py``; replay, online_replay, counterfactual: see ``stored.py``.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
     METHODS=hindsight python benchmarks/methods.py  # some
@@ -277,7 +277,18 @@ def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:
     levels = [row["level"] for row in metrics if row.get("level")]
     replayed = round(sum(row.get("replayed_calls", 0) for row in metrics))
     refused = int(made.metrics.get("resampled_tokens", 0))
-    return made["model"], spent + Spent(sampled=refused, trained=spent.sampled, calls=replayed), levels
+    trained = spent.sampled + tokens_again(setting, made)
+    return made["model"], spent + Spent(sampled=refused, trained=trained, calls=replayed), levels
+
+
+def tokens_again(setting: Setting, made: Any) -> int:
+    """Tokens of stored rollouts that an online stage trained on beside what it sampled."""
+    ids = [row["trajectory_id"] for row in made["steps"].table().to_pylist() if row.get("replay_weight")]
+    rows = list(set(ids))
+    sizes = dict(
+        zip(rows, setting.harness.buffer.read(rows, ["n_action_tokens"])["n_action_tokens"].to_pylist(), strict=True)
+    )
+    return sum(sizes[name] for name in ids)
 
 
 def hindsight(env: str) -> bool:
@@ -333,13 +344,14 @@ MODULES = {
     "memory": ("experience", "guidance", "star", "splice"),
     "teams": ("teams",),
     "compression": ("compress", "segment"),
-    "stored": ("replay", "counterfactual"),
+    "stored": ("replay", "online_replay", "counterfactual"),
 }
 """Module -> the methods whose experiments lie there, as functions of their names."""
 METHODS = {name: module for module, names in MODULES.items() for name in names}
 COURSES_OF = {
     "tune": ("words", "lookup", "rooms"),
     "hindsight": ("words", "lookup", "rooms", "rooms, silent"),
+    "online_replay": ("words",),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),
     **dict.fromkeys(("self_distill", "echo", "rwml", "star", "splice", "replay"), ("rooms", "lookup")),
 }

@@ -4,6 +4,8 @@
   by how far their rewards are apart (`rooms`, `lookup`).
 - counterfactual: RLOO on four continuations of each state, credited to their first turns (`credit: fork_turn`) or to
   all new turns, and on whole rollouts of as many sampled tokens (`rooms`).
+- online_replay: GRPO online with rollouts of earlier iterations mixed into each step, and without, of as many rollouts
+  (`words`); with SPLIT=dev every setting of :data:`MIXED`, otherwise the share that did best there, drawn both ways.
 """
 
 from typing import Any
@@ -14,6 +16,7 @@ from methods import (
     BATCH,
     ITERATIONS,
     SAMPLES,
+    SPLIT,
     TASKS,
     Setting,
     curated,
@@ -21,6 +24,7 @@ from methods import (
     of_rollouts,
     online,
     prepared,
+    rejected,
     rollouts,
     seeds,
     successes,
@@ -75,6 +79,34 @@ def drawn(setting: Setting, rows: Any, draw: dict[str, Any]) -> Any:
 
     config = {"version": setting.harness.buffer.version, "draw": draw}
     return setting.harness.run(select, config, trajectories=[rows])["trajectories"]
+
+
+MIXED = {
+    f"replay {share}, {draw}": {"share": share, "draw": draw}
+    for share in (0.25, 0.5)
+    for draw in ("uniform", "priority")
+}
+CHOSEN = "replay 0.5, uniform"
+"""Did best on dev tasks of seed 10."""
+BY_PRIORITY = "replay 0.5, priority"
+
+
+def online_replay(env: str) -> bool:
+    mixed = MIXED if SPLIT == "dev" else {name: MIXED[name] for name in (CHOSEN, BY_PRIORITY)}
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", *mixed)}
+    for seed, folder in seeds(f"online_replay {env}", arms):
+        setting = prepared(env, seed, folder)
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        for name in ("GRPO", *mixed):
+            model, spent, _ = online(setting, **({"replay": mixed[name]} if name in mixed else {}))
+            arms[name].add(judged(setting, model), spent)
+        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+        model, spent, _ = rejected(setting, tasks, arms["GRPO"].costs[-1].sampled)
+        arms["rejection"].add(judged(setting, model), spent)
+    print(f"\nonline_replay, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
+    table(arms)
+    met = [gain(f"online_replay, {env}, {name}", arms, "GRPO", name) for name in mixed]
+    return gain(f"online_replay, {env}, draws", arms, CHOSEN, BY_PRIORITY) and all(met)
 
 
 def counterfactual() -> bool:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from agentrl.advantages.group import degenerate_groups, most_uncertain, normalise_by_domain
 from agentrl.advantages.turns import acting, divergence_weights, fork_turn_weights, subgoal_weights, turn_spans
-from agentrl.algorithms.policy_gradient import KL, Advantages, ByToken, Experience, OffPolicy, PolicyGradient, total
+from agentrl.algorithms.policy_gradient import KL, Advantages, ByToken, Experience, PolicyGradient, total
 from agentrl.online.forest import ForestConfig, forest_advantages
-from agentrl.online.off_policy import as_tensors, guarded, importance_weights, ratio_sums
+from agentrl.online.off_policy import correct
 from agentrl.rollouts.segments import numbered
 from agentrl.schemas.training import TrainingRow
 from agentrl.schemas.trajectory import Termination, Trajectory, UnscoredError
@@ -38,7 +38,8 @@ class Extras:
 class Credit:
     """``rows`` to train on; ``advantages`` (mean over action tokens) and ``trained`` of every rollout; ``targets`` for
     the value head; ``attempts`` [rollouts] numbers what counts once, see :func:`agentrl.rollouts.segments.numbered`;
-    ``lr_scale`` from the guard of off-policy training, 0 if the update is to be skipped."""
+    ``lr_scale`` from the guard of off-policy training, 0 if the update is to be skipped; ``counted`` is what the loss
+    over these rows is divided by, in episodes or tokens, see :func:`counted_of`."""
 
     rows: list[TrainingRow]
     advantages: list[float]
@@ -47,6 +48,7 @@ class Credit:
     metrics: dict[str, float]
     attempts: np.ndarray
     lr_scale: float = 1.0
+    counted: float = 0.0
 
 
 def shaped_rewards(
@@ -147,7 +149,7 @@ def assign(
         metrics["out_of_context"] = float(lost)
     lr_scale = 1.0
     if algorithm.off_policy and extras.proximal is not None:
-        weights, keep, more, lr_scale = _correct(
+        weights, keep, more, lr_scale = correct(
             algorithm.off_policy, rollouts, weights, keep, extras.proximal, extras.version
         )
         metrics.update(more)
@@ -156,13 +158,14 @@ def assign(
     live = keep & (
         algorithm.acts_on_every_row | np.array([_teaches(*pair) for pair in zip(weights, rollouts, strict=True)])
     )
-    share = share_of(algorithm, np.array([sum(row.action_mask) for row in rollouts]), live, keep, episodes)
+    actions = np.array([sum(row.action_mask) for row in rollouts])
+    share, counted = share_of(algorithm, actions, live, keep, episodes), counted_of(algorithm, actions, keep, episodes)
     references: ByToken = extras.reference or [[]] * len(rollouts)
     rows = [
         _training_row(rollouts[n], int(episodes[n]), share * np.asarray(weights[n]), anchors[n], references[n])
         for n in np.flatnonzero(live).tolist()
     ]
-    return Credit(rows, means, live.tolist(), credited.targets, metrics, episodes, lr_scale)
+    return Credit(rows, means, live.tolist(), credited.targets, metrics, episodes, lr_scale, counted)
 
 
 def _training_row(row: Trajectory, unit: int, weights: np.ndarray, anchors: Any, reference: Any) -> TrainingRow:
@@ -229,12 +232,17 @@ def share_of(
     episodes, or all their tokens, that the algorithm counts: those that it keeps, or for a constant denominator all.
     Rows without gradient are not computed. ``actions`` counts the action tokens of each row, ``episodes`` numbers the
     episode of each; both [rows]."""
+    counted = counted_of(algorithm, actions, keep, episodes)
+    return _size(algorithm, actions, live, episodes) / counted if counted else 1.0
 
-    def size(rows: np.ndarray) -> float:
-        return float(actions[rows].sum()) if algorithm.aggregate == "token" else float(len(np.unique(episodes[rows])))
 
-    counted = size(np.ones(len(keep), dtype=bool) if algorithm.aggregate == "constant" else keep)
-    return size(live) / counted if counted else 1.0
+def counted_of(algorithm: PolicyGradient, actions: np.ndarray, keep: np.ndarray, episodes: np.ndarray) -> float:
+    """What the loss is divided by: the episodes that the algorithm counts, or their tokens; see :func:`share_of`."""
+    return _size(algorithm, actions, np.ones_like(keep) if algorithm.aggregate == "constant" else keep, episodes)
+
+
+def _size(algorithm: PolicyGradient, actions: np.ndarray, rows: np.ndarray, episodes: np.ndarray) -> float:
+    return float(actions[rows].sum()) if algorithm.aggregate == "token" else float(len(np.unique(episodes[rows])))
 
 
 @dataclass(frozen=True)
@@ -369,27 +377,6 @@ def _blame_subgoal(rollouts: Sequence[Trajectory], weights: ByToken) -> ByToken:
             "state() give them, or use credit: first_divergence"
         )
     return out
-
-
-def _correct(
-    config: OffPolicy,
-    rollouts: Sequence[Trajectory],
-    weights: ByToken,
-    keep: np.ndarray,
-    proximal: ByToken,
-    version: int,
-) -> tuple[ByToken, np.ndarray, dict[str, float], float]:
-    """Weights times the importance of each token, which rows are kept, metrics, and the scale of the learning rate."""
-    ratio, mask = as_tensors([row.action_mask for row in rollouts], [row.logprobs for row in rollouts], proximal)
-    importance = importance_weights(config, ratio, mask)
-    factors = importance.double().numpy()
-    corrected = [
-        np.multiply(weights_of_row, factor[: len(weights_of_row)])
-        for weights_of_row, factor in zip(weights, factors, strict=True)
-    ]
-    staleness = np.array([version - row.policy_version for row in rollouts])
-    keep, metrics, scale = guarded(config, ratio_sums(ratio, mask, importance), staleness, keep)
-    return corrected, keep, metrics, scale
 
 
 def _mean_where(values: Sequence[float] | np.ndarray, mask: Sequence[bool]) -> float:

@@ -8,6 +8,8 @@ from random import Random
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.algorithms.ppo import PPO
 from agentrl.models.policy import Policy
@@ -17,6 +19,7 @@ from agentrl.online.models import Models, Scores
 from agentrl.online.observed import Observed
 from agentrl.online.off_policy import divergence
 from agentrl.online.recorded import Recorded
+from agentrl.online.replay import ReplayConfig, ReplayDraw, corrected, metrics_of, mixed, reweighted
 from agentrl.rollouts.outcomes import shares_of_ends
 from agentrl.rollouts.segments import firsts
 from agentrl.schemas.training import TrainingRow
@@ -29,6 +32,10 @@ from agentrl.training.rows import TrainingRows
 if TYPE_CHECKING:
     from agentrl.online.ranks import ModelsOnRanks
     from agentrl.online.teacher import Teacher
+
+
+REPLAYED = "replay_weight"
+"""In the records of a run that replays: what a stored rollout weighed in the draw of the step, 0 for a fresh one."""
 
 
 @dataclass
@@ -45,7 +52,8 @@ class Learner:
     of ``samples`` rollouts. ``models`` are those on ranks; without them, all models are in this process, and
     ``record_tokens`` says whether they keep what updates saw of their tokens. ``observe`` gives the weights of
     observations in the second stream, see :class:`agentrl.online.observed.Observed`. ``teacher`` is that of an
-    algorithm that needs one. With ``fork``, rollouts are trees (:mod:`agentrl.online.forest`)."""
+    algorithm that needs one. With ``fork``, rollouts are trees (:mod:`agentrl.online.forest`). With ``replay``, stored
+    rollouts are trained on beside them (:mod:`agentrl.online.replay`)."""
 
     def __init__(
         self,
@@ -62,8 +70,9 @@ class Learner:
         observe: Mapping[str, float] = MappingProxyType({}),
         teacher: "Teacher | None" = None,
         fork: ForestConfig | None = None,
+        replay: ReplayConfig | None = None,
     ) -> None:
-        self.fork = fork
+        self.fork, self.replay = fork, replay
         self.policy, self.algorithm = policy, algorithm
         self.iterations, self.samples, self.seed, self.updates = iterations, samples, seed, updates
         self.teacher = teacher
@@ -72,9 +81,15 @@ class Learner:
         steps = iterations * updates
         self.models = models or Models(policy, algorithm, optimizer, steps, seed, updates, record_tokens=record_tokens)
 
-    def batch(self, iteration: int, sampled: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> Recorded:
-        """What an iteration trains on, from whole groups of rollouts, and greedy ones of the same tasks if the
-        algorithm compares with them. Nothing is changed.
+    def batch(
+        self,
+        iteration: int,
+        sampled: Sequence[Trajectory],
+        greedy: Sequence[Trajectory],
+        drawn: ReplayDraw | None = None,
+    ) -> Recorded:
+        """What an iteration trains on, from whole groups of rollouts, greedy ones of the same tasks if the algorithm
+        compares with them, and stored ones that were ``drawn``. Nothing is changed.
 
         Raises ValueError if no rollout has a reward.
         """
@@ -94,6 +109,9 @@ class Learner:
             self.observed.unplaced = 0
         if self.teacher:
             seen |= self.teacher.metrics()
+        again = self._credited_again(drawn) if drawn else None
+        if self.replay:
+            seen |= metrics_of(drawn, again)
         ages = [self.policy.version - row.policy_version for row in made]
         metrics = {
             "step": float(iteration),
@@ -110,21 +128,42 @@ class Learner:
             **credit.metrics,
             **seen,
         }
-        parts = self._parts(iteration, credit, metrics)
-        records = [
-            {"step": iteration, "trajectory_id": row.trajectory_id, "advantage": a, "trained": t and bool(parts)}
-            for row, a, t in zip(made, credit.advantages, credit.trained, strict=True)
-        ]
+        rows = credit.rows if again is None else mixed(self.algorithm, credit, again)
+        parts = self._parts(iteration, rows, credit.lr_scale, metrics)
+        fresh = [0.0] * len(made) if self.replay else None
+        records = _records(iteration, made, credit, bool(parts), fresh)
+        if drawn and again:
+            records += _records(iteration, drawn.rows, again, bool(parts) and again.lr_scale > 0, drawn.weights)
         numbered = list(enumerate(parts, self.models.done))
         targets = TrainingRows.of(credit.targets) if self.algorithm.needs_critic else None
         return Recorded(iteration, numbered, targets, credit.lr_scale, metrics, records)
 
-    def _parts(self, iteration: int, credit: Credit, metrics: dict[str, float]) -> list[TrainingRows]:
+    def _credited_again(self, drawn: ReplayDraw) -> Credit:
+        """The credit of stored rollouts, by themselves, with their importance weights."""
+        assert self.replay is not None
+        rows, extras = drawn.rows, self._extras(drawn.rows, ())
+        needed = self.replay.needs_logprobs(self.algorithm)
+        if self.replay.correction or not needed:
+            proximal = extras.proximal or self._logprobs(rows)
+            extras = replace(extras, proximal=proximal)
+            if not needed:  # rows may have none; no ratio to them is taken, and metrics are of those of the policy
+                rows = [row.model_copy(update={"logprobs": list(own)}) for row, own in zip(rows, proximal, strict=True)]
+        return reweighted(assign(corrected(self.algorithm, self.replay), rows, extras), drawn.weights)
+
+    def _logprobs(self, rows: Sequence[Trajectory]) -> list[list[float]]:
+        """Log-probs of the tokens of rollouts by the policy as it is, from the passes that the step makes."""
+        [scored] = self.models.anchored([_unweighted(rows)])
+        offsets, values = scored.lists("logprobs")
+        return [part.tolist() for part in np.split(values, offsets[1:-1])]
+
+    def _parts(
+        self, iteration: int, trained: Sequence[TrainingRow], lr_scale: float, metrics: dict[str, float]
+    ) -> list[TrainingRows]:
         """The rows of each optimiser step; none if the update is skipped."""
         warming = isinstance(self.algorithm, PPO) and iteration < self.algorithm.critic.pretrain
-        if not credit.rows or warming or credit.lr_scale == 0:
+        if not trained or warming or lr_scale == 0:
             return []
-        rows = TrainingRows.of(credit.rows)
+        rows = TrainingRows.of(trained)
         check_rows(rows, self.policy)
         order = units(rows)  # the segments of an episode stay together
         if self.updates > 1:
@@ -149,18 +188,7 @@ class Learner:
         return metrics
 
     def _extras(self, made: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> Extras:
-        rows = TrainingRows.of(
-            [
-                TrainingRow(
-                    row_id=row.trajectory_id,
-                    input_ids=row.input_ids,
-                    mask=row.action_mask,
-                    weights=[0.0] * len(row.input_ids),
-                )
-                for row in made
-            ]
-        )
-
+        rows = _unweighted(made)
         scores = {
             name: [values_of_row.tolist() for values_of_row in values] for name, values in self._scores(rows).items()
         }
@@ -190,3 +218,33 @@ class Learner:
         self.policy.version = saved["version"]
         state = OnlineState(*(json.loads(saved[name]) for name in ("metrics", "steps", "tickets")))
         return state, json.loads(saved["progress"])
+
+
+def _unweighted(rollouts: Sequence[Trajectory]) -> TrainingRows:
+    """The tokens of rollouts as rows that weigh nothing, each a unit."""
+    return TrainingRows.of(
+        [
+            TrainingRow(
+                row_id=row.trajectory_id,
+                unit=number,
+                input_ids=row.input_ids,
+                mask=row.action_mask,
+                weights=[0.0] * len(row.input_ids),
+            )
+            for number, row in enumerate(rollouts)
+        ]
+    )
+
+
+def _records(
+    iteration: int, rollouts: Sequence[Trajectory], credit: Credit, took: bool, weights: Sequence[float] | None
+) -> list[dict[str, Any]]:
+    """What is recorded of rollouts, with the ``weights`` [rollouts] of their draw if the run replays. ``took`` says
+    whether the update took those with an advantage."""
+    records: list[dict[str, Any]] = [
+        {"step": iteration, "trajectory_id": row.trajectory_id, "advantage": a, "trained": t and took}
+        for row, a, t in zip(rollouts, credit.advantages, credit.trained, strict=True)
+    ]
+    for record, weight in zip(records, weights or (), strict=bool(weights)):
+        record[REPLAYED] = weight
+    return records

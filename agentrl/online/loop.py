@@ -13,8 +13,9 @@ from agentrl.advantages.group import degenerate_groups
 from agentrl.engines.seeds import stream
 from agentrl.online.curriculum import Curriculum, Draws, EveryTask
 from agentrl.online.forest import replayed_calls
-from agentrl.online.learner import Learner, OnlineState
+from agentrl.online.learner import REPLAYED, Learner, OnlineState
 from agentrl.online.recorded import Log, Recorded
+from agentrl.online.replay import Replay
 from agentrl.online.tickets import Tickets
 from agentrl.rollouts.attempts import Prefix
 from agentrl.rollouts.in_flight import Flow, NumberedAttempt
@@ -44,7 +45,7 @@ class OnlineStep:
 class OnlineLoop:
     """Each iteration trains on the groups of tickets that :class:`Tickets` chooses, of ``learner.samples`` rollouts
     each. Without a ``curriculum``, every task is drawn once before any is drawn again. ``name`` gives the id of a
-    rollout by its number, which follows from ticket and sample.
+    rollout by its number, which follows from ticket and sample. ``replay`` draws what is trained on again.
 
     Use it in ``with``, inside that of its runner: at the end, what is under way is cancelled. If the engine is
     reproducible, tickets that are opened together are sampled to their end before anything else happens, so that equal
@@ -60,6 +61,7 @@ class OnlineLoop:
         log: Log,
         name: Callable[[int], str],
         curriculum: Curriculum | None = None,
+        replay: Replay | None = None,
     ) -> None:
         self.runner, self.learner, self.tasks = runner, learner, tasks
         self.tickets, self.log, self.name = tickets, log, name
@@ -70,7 +72,7 @@ class OnlineLoop:
         self._grown: dict[int, list[Trajectory]] = {}  # rows of trees that have another round
         self._fresh: list[Trajectory] = []
         self._begun: set[int] = set()
-        self.curriculum = curriculum
+        self.curriculum, self.replay = curriculum, replay
         self._draws: Draws = curriculum or EveryTask(len(tasks), learner.seed)
 
     def __enter__(self) -> Self:
@@ -97,6 +99,7 @@ class OnlineLoop:
             self.log.record(made)
         else:
             self._restore(made.state)
+            self._remember(made.tickets)
         if not again or self.log.recorded(self.iteration + 1) is None:
             self._open()
             if self.in_step:
@@ -107,7 +110,8 @@ class OnlineLoop:
         self.tickets.step()
         self.runner.wait(self.runner.renew())
         self.made += sum(ticket["rows"] for ticket in made.tickets)
-        tokens = int(metrics["tokens_per_rollout"] * len(made.records) / metrics.get("segments", 1.0))
+        fresh = sum(not record.get(REPLAYED) for record in made.records)
+        tokens = int(metrics["tokens_per_rollout"] * fresh / metrics.get("segments", 1.0))
         return OnlineStep(metrics, made.records, made.tickets, tokens, again)
 
     def _collected(self) -> Recorded:
@@ -123,7 +127,10 @@ class OnlineLoop:
         if all(row.termination is Termination.INFRA_ERROR for row in rows):
             raise nothing_sampled(rows)
         sampled, greedy = ([row for row in rows if (GREEDY in row.tags) == kind] for kind in (False, True))
-        made = self.learner.batch(self.iteration, sampled, greedy)
+        drawn = self.replay.draw(self.iteration, self.learner.policy.version) if self.replay else None
+        made = self.learner.batch(self.iteration, sampled, greedy, drawn)
+        if self.replay:
+            self.replay.add(rows)
         made.metrics["tickets"] = float(len(numbers))
         if self.learner.fork:
             made.metrics["replayed_calls"] = float(sum(map(replayed_calls, rows)))
@@ -260,6 +267,14 @@ class OnlineLoop:
         """Numbers of a ticket's rollouts."""
         return range(ticket * self.per_ticket, (ticket + 1) * self.per_ticket)
 
+    def _remember(self, tickets: Sequence[dict[str, Any]]) -> None:
+        """Let the rollouts of tickets that were trained on before a kill be replayed."""
+        if not (self.replay and self.replay.config.own):
+            return
+        names = [self.name(job) for ticket in tickets for job in self._numbers(ticket["ticket"])]
+        stored = self.log.stored(names)
+        self.replay.add(row for name in names for row in stored[name])
+
     # -- checkpoints
 
     def save(self, path: Path, state: OnlineState) -> None:
@@ -275,6 +290,7 @@ class OnlineLoop:
         state, progress = restored
         self.made = progress["made"]
         self._restore(progress["tickets"])
+        self._remember(state.tickets)
         self.runner.wait(self.runner.renew())
         return state
 

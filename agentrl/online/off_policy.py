@@ -15,6 +15,7 @@ from agentrl.training.rows import TrainingRows
 
 if TYPE_CHECKING:
     from agentrl.algorithms.policy_gradient import ByToken, OffPolicy
+    from agentrl.schemas.trajectory import Trajectory
 
 
 def truncated_token_weights(log_ratio: Tensor, bound: float) -> Tensor:
@@ -102,6 +103,27 @@ def guarded(
         "masked_share": float(sums.masked.sum() / tokens),
     }
     return keep, metrics, scale
+
+
+def correct(
+    config: "OffPolicy",
+    rollouts: "Sequence[Trajectory]",
+    weights: "ByToken",
+    keep: np.ndarray,
+    proximal: "ByToken",
+    version: int,
+) -> "tuple[ByToken, np.ndarray, dict[str, float], float]":
+    """Weights times the importance of each token, which rows are kept, metrics, and the scale of the learning rate."""
+    ratio, mask = as_tensors([row.action_mask for row in rollouts], [row.logprobs for row in rollouts], proximal)
+    importance = importance_weights(config, ratio, mask)
+    factors = importance.double().numpy()
+    corrected = [
+        np.multiply(weights_of_row, factor[: len(weights_of_row)])
+        for weights_of_row, factor in zip(weights, factors, strict=True)
+    ]
+    staleness = np.array([version - row.policy_version for row in rollouts])
+    keep, metrics, scale = guarded(config, ratio_sums(ratio, mask, importance), staleness, keep)
+    return corrected, keep, metrics, scale
 
 
 def divergence(sampled: Sequence[TrainingRows], trained: Sequence[TrainingRows]) -> float:

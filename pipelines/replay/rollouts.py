@@ -1,10 +1,15 @@
 """The rows of a step, made again from the stored rollouts of an online stage, by the very code that made them."""
 
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from agentrl.chat.codec import tokenize
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import StoreError
@@ -20,6 +25,7 @@ from agentrl.schemas.trajectory import Trajectory
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
     from agentrl.online.recorded import Recorded
+    from agentrl.online.replay import ReplayDraw
 
 AGREE = 1e-3
 """How far rows that are made again may be off the recorded ones, relative to them: log-probs of other hardware."""
@@ -31,6 +37,7 @@ class Rollouts:
     def __init__(self, catalog: Catalog, manifest: Manifest, config: OnlineConfig) -> None:
         self.buffer = TrajectoryBuffer(catalog.storage.uri)
         self.stage = manifest.ingredients.stage
+        self._weights = _drawn(table_of(catalog, manifest, "steps")) if config.replay else {}
         per_ticket = config.samples + config.algorithm.needs_greedy
         tickets = table_of(catalog, manifest, "coverage").select(["ticket", "batch"]).to_pylist()
         batch_of = {ticket["ticket"]: ticket["batch"] for ticket in tickets}
@@ -39,15 +46,38 @@ class Rollouts:
             self.ids[batch_of.get(number_of(name) // per_ticket, -1)].append(name)
 
     def of(self, iteration: int) -> list[Trajectory]:
-        """All rollouts of an iteration, in the order of their tickets. Raises ReplayError if some are not there."""
+        """All rollouts that an iteration sampled, in the order of their tickets. Raises ReplayError if some are not
+        there."""
+        rows = self._read(iteration, self.ids[iteration])
+        return sorted(rows, key=lambda row: (number_of(row.trajectory_id), row.segment))
+
+    def drawn(self, iteration: int, policy: "Policy") -> "ReplayDraw | None":
+        """The stored rollouts that an iteration trained on beside them, as they were drawn. Raises ReplayError if some
+        are not there."""
+        from agentrl.online.replay import ReplayDraw
+
+        if (weights := self._weights.get(iteration)) is None:
+            return None
+        rows = self._read(iteration, list(weights))
+        tokens = [tokenize(row, policy.codec, policy.tokenizer_fingerprint) for row in rows]
+        return ReplayDraw(tokens, list(weights.values()))
+
+    def _read(self, iteration: int, ids: Sequence[str]) -> list[Trajectory]:
         try:
-            rows = self.buffer.get_many(self.ids[iteration])
+            return self.buffer.get_many(ids)
         except (StoreError, LookupError) as error:
             raise ReplayError(
                 f"the rollouts of step {iteration} of {self.stage} are not in the buffer any more ({error.args[0]}); "
                 "settings of the loss and of the optimizer can be replayed without them"
             ) from None
-        return sorted(rows, key=lambda row: (number_of(row.trajectory_id), row.segment))
+
+
+def _drawn(steps: pa.Table) -> dict[int, dict[str, float]]:
+    """By iteration, what each stored rollout weighed in its draw."""
+    weights: dict[int, dict[str, float]] = defaultdict(dict)
+    for row in steps.filter(pc.greater(steps["replay_weight"], 0)).to_pylist():
+        weights[row["step"]][row["trajectory_id"]] = row["replay_weight"]
+    return weights
 
 
 class Again:
@@ -77,6 +107,7 @@ class Again:
             updates=config.updates,
             models=self.models,
             fork=config.fork,
+            replay=config.replay,
         )
         self.trainer = self.models.trainer
         self._as(config)
@@ -94,12 +125,14 @@ class Again:
         Raises ReplayError if rows by the settings of the stage are not the ``recorded`` ones any more, or the change
         cannot be computed from the rollouts.
         """
-        rows = self.rollouts.of(number)
+        rows, drawn = self.rollouts.of(number), self.rollouts.drawn(number, self.learner.policy)
         if not self.config.algorithm.needs_teacher and self._has_values(self.config):
-            _check_equal(recorded, self._batch(number, rows), number)
+            _check_equal(recorded, self._batch(number, rows, drawn), number)
         rewarded = self.rewards.of(rows)
+        if drawn:
+            drawn = replace(drawn, rows=self.rewards.of(drawn.rows))
         self._as(self.change.config)
-        return self._batch(number, rewarded), rewarded
+        return self._batch(number, rewarded, drawn), [*rewarded, *(drawn.rows if drawn else ())]
 
     def group_of(self, row: Trajectory) -> str:
         """The group that a rollout is compared in."""
@@ -110,12 +143,12 @@ class Again:
     def _has_values(self, config: OnlineConfig) -> bool:
         return not config.algorithm.needs_critic or self.models.critic is not None
 
-    def _batch(self, number: int, rows: list[Trajectory]) -> "Recorded":
+    def _batch(self, number: int, rows: list[Trajectory], drawn: "ReplayDraw | None" = None) -> "Recorded":
         from agentrl.online.loop import GREEDY
 
         sampled, greedy = ([row for row in rows if (GREEDY in row.tags) == kind] for kind in (False, True))
         try:
-            return self.learner.batch(number, sampled, greedy if self.learner.algorithm.needs_greedy else [])
+            return self.learner.batch(number, sampled, greedy if self.learner.algorithm.needs_greedy else [], drawn)
         except ValueError as error:
             raise ReplayError(f"step {number} cannot be made from its rollouts: {error}") from error
 

@@ -89,6 +89,8 @@ class Keeper:
         at, earlier, path = max(candidates, key=lambda each: each[0])
         differs = f"{earlier.name}, which differs in its {earlier.value} iterations alone"
         depends = f"schedule: {schedule} depends on their number" if schedule != "constant" else ""
+        if self.loop.replay and self.loop.replay.config.own:
+            depends = "rollouts of the earlier run have other names, so they could not be replayed as this run's own"
         if self.loop.tickets.overlaps:
             depends = "which rollouts are under way depends on their number"
         if depends:

@@ -3,7 +3,7 @@
 import copy
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import fmean
@@ -23,6 +23,7 @@ from agentrl.pipelines.methods.echo.observed import weighing
 from agentrl.pipelines.parts.budget import check_room
 from agentrl.pipelines.parts.common import load_policy, rollout_runner, warn_of_splits
 from agentrl.pipelines.parts.outcomes import ENDS, MOST, record_excluded_of, record_failures, warn_of_shares
+from agentrl.pipelines.parts.replayed import check_sources, reading, stored_groups
 from agentrl.pipelines.stage import Context, stage
 from agentrl.pipelines.stages.checkpoints import BATCHES, Keeper, number_of
 from agentrl.pipelines.stages.online_config import OnlineConfig
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from agentrl.models.policy import Policy
     from agentrl.online.loop import OnlineLoop, OnlineStep
     from agentrl.online.ranks import ModelsOnRanks
+    from agentrl.online.replay import Replay
 
 
 SHOWN = ("grad_norm", "reference_kl", "behaviour_kl", "level", "teacher_kl")
@@ -58,15 +60,16 @@ def online(
     dev: Tasks | None = None,
     teacher: Model | None = None,
     notes: NoteTable | None = None,
+    replay: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
 ) -> Online:
     """Online reinforcement learning at temperature 1, by any algorithm of the union. ``teacher`` is that of
-    ``algorithm: {type: distill}``, which may see ``notes``.
+    ``algorithm: {type: distill}``, which may see ``notes``. ``replay`` are stored rows for the setting of that name.
 
     Every rollout goes into the buffer, with its log-probabilities and the version of the policy that sampled it. The
     table ``steps`` lists the rollouts of each step with their advantages. ``batches`` holds the training rows of each
     optimiser step, so that any step can be computed again. ``coverage`` has a row for each task that was drawn.
     """
-    return _train(context, config, model, tasks, dev, Teaching(teacher, notes))
+    return _train(context, config, model, tasks, dev, Teaching(teacher, notes), replay)
 
 
 class GRPOConfig(OnlineConfig):
@@ -81,7 +84,13 @@ def grpo(context: Context, config: GRPOConfig, model: Model, tasks: Tasks, dev: 
 
 @contextmanager
 def _loop(
-    context: Context, config: OnlineConfig, model: Model, tasks: Tasks, dev: Tasks | None, taught: Teaching
+    context: Context,
+    config: OnlineConfig,
+    model: Model,
+    tasks: Tasks,
+    dev: Tasks | None,
+    taught: Teaching,
+    replay: Sequence[Trajectories],
 ) -> "Iterator[tuple[OnlineLoop, Keeper]]":
     """The loop, and what keeps its checkpoints. At the end its engine is closed."""
     from agentrl.online.curriculum import Curriculum
@@ -110,7 +119,9 @@ def _loop(
             observe=weighing(config.observe),
             teacher=teacher,
             fork=config.fork,
+            replay=config.replay,
         )
+        again = _replay(context, config, replay, policy)
         spare = config.algorithm.resample * config.tasks
         tickets = Tickets(config.tasks, config.iterations, config.ahead, config.max_staleness, spare)
         levels = [task.level for task in rows]
@@ -125,8 +136,20 @@ def _loop(
             if config.fork and config.fork.rounds:
                 check_replayable(runner.environments(rows))
             log = OnlineLog(context)
-            with OnlineLoop(runner, learner, rows, tickets, log, context.trajectory_id, curriculum) as loop:
+            with OnlineLoop(runner, learner, rows, tickets, log, context.trajectory_id, curriculum, again) as loop:
                 yield loop, Keeper(context, config.checkpoints, loop, judged)
+
+
+def _replay(
+    context: Context, config: OnlineConfig, stored: Sequence[Trajectories], policy: "Policy"
+) -> "Replay | None":
+    from agentrl.online.replay import Replay
+
+    if config.replay is None:
+        return None
+    groups = stored_groups(stored, config.replay, config.algorithm, policy)
+    read = reading(context.buffer, policy)
+    return Replay(config.replay, config.algorithm, config.tasks, context.seed, groups, read)
 
 
 @contextmanager
@@ -163,8 +186,10 @@ def _train(
     tasks: Tasks,
     dev: Tasks | None,
     taught: Teaching = Teaching(),  # noqa: B008  (immutable)
+    replay: Sequence[Trajectories] = (),
 ) -> Online:
-    with _loop(context, config, model, tasks, dev, taught) as (loop, keeper):
+    check_sources(config.replay, replay)
+    with _loop(context, config, model, tasks, dev, taught, replay) as (loop, keeper):
         return _trained(context, config, loop, keeper)
 
 
@@ -199,6 +224,9 @@ def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", keeper:
         dropped_groups=int(sum(row["dropped_groups"] for row in state.metrics)),
         groups=loop.tickets.next,
     )
+    if config.replay:
+        names = ("replay_rows", "replay_dropped", "replay_scaled")
+        context.metrics.update({name: int(sum(row.get(name, 0) for row in state.metrics)) for name in names})
     record_failures(context, loop.runner)
     record_excluded_of(context, state.metrics, loop.made)
     tables = [with_tokens(path) for path in sorted(keeper.batches.glob("*.parquet"))]

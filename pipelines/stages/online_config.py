@@ -10,6 +10,7 @@ from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE, VLLMConfig
 from agentrl.online.curriculum import CurriculumConfig
 from agentrl.online.forest import ForestConfig
+from agentrl.online.replay import ReplayConfig
 from agentrl.online.tickets import check
 from agentrl.pipelines.methods.distill.teaching import TeacherConfig
 from agentrl.pipelines.methods.echo.observed import Observe
@@ -35,6 +36,9 @@ class OnlineConfig(Compressing, TeacherConfig):
     )
     fork: Annotated[ForestConfig | None, ADDED] = Field(
         None, description="rollouts are trees: some are whole, others go on from turns of these; in place of samples"
+    )
+    replay: Annotated[ReplayConfig | None, ADDED] = Field(
+        None, description="stored rollouts are trained on beside fresh ones in each step; None: fresh ones alone"
     )
     updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")
     ahead: int = Field(
@@ -101,6 +105,26 @@ class OnlineConfig(Compressing, TeacherConfig):
                 f"{' with an estimator of your own' if self.algorithm.advantage else ''} does not; take grpo, dr_grpo, "
                 "rloo, dapo, gspo, cispo, reinforce, reinforce++ or starpo_s"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _stored_rollouts_can_be_mixed_in(self) -> "OnlineConfig":
+        if self.replay is None:
+            return self
+        algorithm, uncorrected = self.algorithm, self.replay.correction is None
+        rounded = uncorrected and self.optimizer.precision != "float32" and self.replay.needs_logprobs(algorithm)
+        wrong = {
+            f"algorithm.type: {algorithm.type} fits a critic to returns of its own policy": algorithm.needs_critic,
+            f"algorithm.type: {algorithm.type} compares with greedy rollouts of its own policy": algorithm.needs_greedy,
+            f"algorithm.type: {algorithm.type} asks a teacher for each rollout that it draws": algorithm.needs_teacher,
+            "fork credits rollouts by trees, which stored ones are not": self.fork is not None,
+            f"{self.explore.changes_draws} takes turns that are no draws of the policy, so replay.correction: null "
+            "would take ratios to other probabilities": uncorrected and bool(self.explore.changes_draws),
+            f"optimizer.precision: {self.optimizer.precision} takes ratios to the training pass itself, so with "
+            "replay.correction: null those to the policy that sampled would be lost": rounded,
+        }
+        if problems := [what for what, holds in wrong.items() if holds]:
+            raise ValueError(f"replay: {problems[0]}; leave replay out, or change that")
         return self
 
     @model_validator(mode="after")

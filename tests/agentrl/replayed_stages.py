@@ -44,12 +44,13 @@ ONLINE = {
     "ppo": "{type: ppo, level: turn, kl: {where: reward, estimator: k1}}",
     "vapo": "{type: vapo, critic: {pretrain: 1}, per_level: true, off_policy: {vtrace: [1.0, 1.0]}}",
     "subgoal": "{type: grpo, credit: subgoal}\n      observe: {tool: 0.3}",
+    "mixed": "{type: grpo, kl: {}}\n      replay: {share: 0.4, draw: priority, correction: {truncate: 2.0}}",
 }
 for name, algorithm in ONLINE.items():
     SPEC += f"""
   {name}:
     uses: train.online
-    inputs: {{model: warm, tasks: tasks.train}}
+    inputs: {{model: warm, tasks: tasks.train{", replay: sample" if name == "mixed" else ""}}}
     with:
       iterations: 2
       tasks: 6

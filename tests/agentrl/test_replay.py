@@ -49,7 +49,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     ("stage", "step"),
     [
         *[("warm", 7), ("adapted", 2), ("kto", 1), ("offline", 1), ("plain", 0), ("plain", 1), ("low-rank", 1)],
-        *[("ppo", 0), ("ppo", 1), ("vapo", 1), ("subgoal", 1)],
+        *[("ppo", 0), ("ppo", 1), ("vapo", 1), ("subgoal", 1), ("mixed", 1)],
     ],
 )
 def test_a_replayed_step_has_the_recorded_loss_and_gradient(catalog: Catalog, stage: str, step: int) -> None:

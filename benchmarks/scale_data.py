@@ -27,7 +27,6 @@ from duplicates import Planted
 
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.curation import duplicates
-from agentrl.datastore.curation.candidates import worth_it
 from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.division import Division
 from agentrl.datastore.curation.kernels import Sketch
@@ -158,7 +157,7 @@ def reduce(rows: int) -> None:
         division = Division(TrajectoryBuffer(folder / "store").storage, [], folder / "kept", folder, in_this_process)
         scopes = np.zeros(rows, np.uint64)
         began = cpu()
-        pairs = worth_it(duplicates._pairs(evidence, scopes, THRESHOLD, division), THRESHOLD)
+        pairs = duplicates.candidates(evidence, scopes, THRESHOLD, division)
         took = cpu() - began
     print(took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, len(pairs) / rows)
 

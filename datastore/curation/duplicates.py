@@ -16,11 +16,15 @@ from xxhash import xxh3_64_intdigest
 
 from agentrl.datastore.curation.candidates import (
     CROWDED,
+    LEADERS,
+    LOCAL_BITS,
+    Sketched,
     bucket_pairs,
     buckets,
+    closest,
     crowd,
-    estimated,
-    least_equal,
+    near,
+    sorting,
     worth_it,
 )
 from agentrl.datastore.curation.division import Division
@@ -36,6 +40,9 @@ if TYPE_CHECKING:
 
 KEYS = 2**19
 """Keys of a part, about. Of the rows that share one, a quarter of their sketches is held: 70 MB, if all do."""
+BAND_ROWS = 2**17
+"""Rows of a shard that makes keys, if no number of shards is asked for. Each part reads of each of them."""
+PAIRS_HELD = 2**22
 PAIRS = 2**16
 """Pairs that a shard verifies."""
 CROWD_ROWS = 2**15
@@ -54,7 +61,7 @@ def near_duplicates(
         return np.zeros(0, bool)
     pieces = divided.pieces(rows)
     evidence = divided.evidence(Sketch(tuple(compare)), pieces)
-    pairs = worth_it(_pairs(evidence, _hashed(scopes), threshold, divided), threshold)
+    pairs = candidates(evidence, _hashed(scopes), threshold, divided)
     similar = _verified(pairs, pieces, tuple(compare), divided)
     return settle(pairs[similar >= threshold], rows.height)
 
@@ -78,26 +85,20 @@ def _hashed(scopes: Sequence[str]) -> np.ndarray:
     return names.replace_strict(distinct, hashes, return_dtype=pl.UInt64).to_numpy()
 
 
-def _pairs(evidence: Evidence, scopes: np.ndarray, threshold: float, divided: Division) -> np.ndarray:
-    """All candidates, ``PAIR`` records; the scopes are hashes by row number."""
+def candidates(evidence: Evidence, scopes: np.ndarray, threshold: float, divided: Division) -> np.ndarray:
+    """The pairs to compare, ``PAIR`` records sorted by row; the scopes are hashes by row number."""
     shape = bands(threshold)
     parts = divided.shards or max(1, -(-len(scopes) * shape[0] // KEYS))
-    size = divided.rows_of(len(scopes))
+    size = BAND_ROWS if divided.shards is None else divided.rows_of(len(scopes))
     given = (array for piece in evidence.pieces for array in (piece.file, piece.start, piece.places, piece.numbers))
     folder = divided.work / f"near-{digest_of(evidence.kernel.name, threshold, parts, size, scopes, *given)}"
-    groups, rows = list[list[int]](), 0
-    for number, piece in enumerate(evidence.pieces):
-        if not groups or rows >= size:
-            groups.append([])
-            rows = 0
-        groups[-1].append(number)
-        rows += len(piece.places)
+    groups = _groups([len(piece.places) for piece in evidence.pieces], size)
     keyed = [folder / f"keys-{number}.arrow" for number in range(len(groups))]
     divided.run(
         [
-            Shard(f"bands of pieces from {group[0]}", f"{__name__}:sketch", (some, own, shape, parts, path))
+            Shard(f"bands of pieces from {group.start}", f"{__name__}:sketch", (some, own, shape, parts, path))
             for group, path in zip(groups, keyed, strict=True)
-            for pieces in [[evidence.pieces[number] for number in group]]
+            for pieces in [evidence.pieces[group]]
             for some, own in [(replace(evidence, pieces=pieces), [scopes[piece.numbers] for piece in pieces])]
             if not path.exists()
         ],
@@ -105,76 +106,109 @@ def _pairs(evidence: Evidence, scopes: np.ndarray, threshold: float, divided: Di
     )
     where = folder / "rows.npy"
     if not where.exists():
-        _write_places(evidence, len(scopes), where)
+        _write_groups(evidence, groups, len(scopes), where)
     decided = [folder / f"pairs-{part}.npy" for part in range(parts)]
     divided.run(
         [
-            Shard(f"buckets of part {part}", f"{__name__}:decide", (evidence, where, keyed, part, threshold, path))
+            Shard(f"buckets of part {part}", f"{__name__}:decide", (where, keyed, part, threshold, path))
             for part, path in enumerate(decided)
             if not path.exists()
         ],
         "buckets",
     )
-    return np.concatenate([np.load(path) for path in decided])
+    return _of_parts(decided, threshold)
+
+
+def _groups(sizes: Sequence[int], most: int) -> list[slice]:
+    """Pieces together, of ``most`` rows or of one piece more."""
+    groups, start, rows = list[slice](), 0, 0
+    for number, size in enumerate(sizes):
+        rows += size
+        if rows >= most or number + 1 == len(sizes):
+            groups.append(slice(start, number + 1))
+            start, rows = number + 1, 0
+    return groups
+
+
+def _of_parts(paths: Sequence[Path], threshold: float) -> np.ndarray:
+    """The pairs to compare of those of all parts. Twice as many as that are held, and PAIRS_HELD, at most."""
+    held, count, chosen = list[np.ndarray](), 0, 0
+    for path in paths:
+        held.append(np.load(path))
+        count += len(held[-1])
+        if count > 2 * chosen + PAIRS_HELD:
+            held = [worth_it(np.concatenate(held), threshold)]
+            count = chosen = len(held[0])
+    return worth_it(np.concatenate(held), threshold)
 
 
 def sketch(evidence: Evidence, scopes: Sequence[np.ndarray], shape: tuple[int, int], parts: int, path: Path) -> None:
-    """Write the keys of the bands of pieces' rows with the rows' numbers, one record batch for each part of the keys.
-    A row without words has one key."""
-    keys, numbers = [], []
+    """Write the keys of the bands of pieces' rows with the rows' numbers, one record batch for each part of the keys,
+    and beside them, row by row, the low bytes of sketches and the sizes of sets. A row without words has one key."""
+    of_parts, marks = list[list[pa.RecordBatch]](), []
     for number, scope in enumerate(scopes):
         table, places = evidence.rows(number)
-        sketched = _values(table, "sketch")[places]
-        empty = (sketched == EMPTY).all(1)
-        of_bands = band_keys(sketched, scope, *shape)
-        kept = np.ones(of_bands.shape, bool)
-        kept[empty, 1:] = False
-        keys.append(of_bands[kept])
-        numbers.append(np.repeat(evidence.pieces[number].numbers, kept.sum(1)))
-    key, row = np.concatenate(keys), np.concatenate(numbers)
-    part = (key >> np.uint64(32)) % np.uint64(parts)
-    order = np.argsort(part, kind="stable")
-    ends = np.searchsorted(part[order], np.arange(parts + 1))
-    table = pa.table({"key": key[order], "row": row[order]})
-    with finished(path) as unfinished, pa.ipc.new_file(unfinished, table.schema) as writer:
-        for start, end in pairwise(ends.tolist()):
-            writer.write_batch(_batch(table.slice(start, end - start)))
+        sketched, sizes = _values(table, "sketch")[places], _values(table, "sizes")[places]
+        marks.append(np.concatenate([sketched.astype(np.uint8), sizes.view(np.uint8)], 1))
+        key = band_keys(sketched, scope, *shape)
+        row = np.broadcast_to(evidence.pieces[number].numbers[:, None], key.shape)
+        if (empty := (sketched == EMPTY).all(1)).any():
+            kept = np.ones(key.shape, bool)
+            kept[empty, 1:] = False
+            key, row = key[kept], row[kept]
+        of_parts.append(_parted(key.ravel(), row.ravel(), parts))
+    save_array(_beside(path), np.concatenate(marks))
+    with finished(path) as unfinished, pa.ipc.new_file(unfinished, of_parts[0][0].schema) as writer:
+        for same_part in zip(*of_parts, strict=True):
+            writer.write_batch(pa.concat_batches(same_part))
 
 
-def _batch(table: pa.Table) -> pa.RecordBatch:
-    columns = [column.combine_chunks() for column in table.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
+def _parted(key: np.ndarray, row: np.ndarray, parts: int) -> list[pa.RecordBatch]:
+    """Keys with rows, a batch for each part of the keys."""
+    part = ((key >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.min_scalar_type(parts))
+    order = np.argsort(part, kind="stable")  # which sorts small numbers by their digits
+    batch = pa.RecordBatch.from_arrays([pa.array(key[order]), pa.array(row[order])], ["key", "row"])
+    ends = np.cumsum(np.bincount(part, minlength=parts)).tolist()
+    return [batch.slice(start, end - start) for start, end in pairwise([0, *ends])]
 
 
-def decide(evidence: Evidence, where: Path, keyed: Sequence[Path], part: int, threshold: float, path: Path) -> None:
+def _beside(keyed: Path) -> Path:
+    """Where the low bytes of sketches lie whose keys are in a file."""
+    return keyed.with_suffix(".npy")
+
+
+def decide(where: Path, keyed: Sequence[Path], part: int, threshold: float, path: Path) -> None:
     """Write the candidates of one part of the keys."""
     batches = [pa.ipc.open_file(pa.memory_map(str(file))).get_batch(part) for file in keyed]
     keys = np.concatenate([batch["key"].to_numpy() for batch in batches])
     rows = np.concatenate([batch["row"].to_numpy() for batch in batches])
-    order = np.argsort(keys)
-    keys, rows = keys[order], rows[order]
-    first, ends = buckets(keys)
-    shared = np.repeat(ends - first > 1, ends - first)
-    keys, rows = keys[shared], rows[shared]
+    order = sorting(keys)
+    keys = keys[order]
+    shared = np.concatenate([keys[1:] == keys[:-1], [False]])
+    shared[1:] |= shared[:-1].copy()
+    keys, rows = keys[shared], rows[order[shared]]
     at, own = np.unique(rows, return_inverse=True)  # rows are numbered anew, in the same order
-    marks, sizes = _fetched(evidence, where, at)
-    pairs = [_near(bucket_pairs(keys, own), marks, sizes, threshold)]
+    sketched = Sketched(np.arange(len(at), dtype=np.uint64), *_fetched(where, keyed, at))
     first, ends = buckets(keys)
-    for start, end in zip(first[ends - first > CROWDED].tolist(), ends[ends - first > CROWDED].tolist(), strict=True):
+    crowded = ends - first > CROWDED
+    pairs = [near(sketched[some[:, 0]], sketched[some[:, 1]], threshold) for some in bucket_pairs(keys, own)]
+    for start, end in zip(first[crowded].tolist(), ends[crowded].tolist(), strict=True):
         members = np.sort(own[start:end])
+        leaders = sketched[members[:LEADERS]]
         for some in range(0, len(members), CROWD_ROWS):
-            chosen = crowd(members, some, some + CROWD_ROWS, marks[members[some : some + CROWD_ROWS]])
-            pairs.append(_near(chosen, marks, sizes, threshold))
-    candidates = worth_it(np.concatenate(pairs), threshold)
-    candidates["row"], candidates["better"] = at[candidates["row"]], at[candidates["better"]]
-    save_array(path, candidates)
+            pairs.append(crowd(sketched[members[some : some + CROWD_ROWS]], leaders, threshold))
+    chosen = closest(np.concatenate([np.empty(0, np.uint64), *pairs]), LOCAL_BITS, threshold)
+    chosen["row"], chosen["better"] = at[chosen["row"]], at[chosen["better"]]
+    save_array(path, chosen)
 
 
-def _near(pairs: np.ndarray, marks: np.ndarray, sizes: np.ndarray, threshold: float) -> np.ndarray:
-    """``PAIR`` records of those pairs that may resemble each other, by the sizes of their sets and by estimate."""
-    row, better = sizes[pairs[:, 0]], sizes[pairs[:, 1]]
-    possible = (np.minimum(row, better) >= threshold * np.maximum(row, better)).all(1)
-    return estimated(pairs[possible], marks, least_equal(threshold))
+def _write_groups(evidence: Evidence, groups: Sequence[slice], rows: int, path: Path) -> None:
+    """Write which group of pieces each row is in, and at which place of it, uint32 [rows, 2]."""
+    where = np.empty((rows, 2), np.uint32)
+    for number, group in enumerate(groups):
+        numbers = np.concatenate([piece.numbers for piece in evidence.pieces[group]])
+        where[numbers, 0], where[numbers, 1] = number, np.arange(len(numbers))
+    save_array(path, where)
 
 
 def _write_places(evidence: Evidence, rows: int, path: Path) -> None:
@@ -186,21 +220,27 @@ def _write_places(evidence: Evidence, rows: int, path: Path) -> None:
     save_array(path, where)
 
 
-def _fetched(evidence: Evidence, where: Path, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Low bytes of sketches, by which similarities are estimated, and sizes of rows, by the rows' numbers."""
-    sketched = np.empty((len(rows), VALUES), np.uint8)
-    sizes = np.empty((len(rows), len(evidence.kernel.compare)), np.uint32)  # type: ignore[attr-defined]
-    pieces, places = np.load(where, mmap_mode="r")[rows].T
-    for number in np.unique(pieces).tolist():
-        inside, (table, _) = np.flatnonzero(pieces == number), evidence.rows(number)
-        sketched[inside] = _values(table, "sketch")[places[inside]]
-        sizes[inside] = _values(table, "sizes")[places[inside]]
-    return sketched, sizes
+def _fetched(where: Path, keyed: Sequence[Path], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Low bytes of sketches, uint8 [rows, VALUES], by which similarities are estimated, and sizes of sets [rows,
+    parts], uint32, of rows by their numbers."""
+    groups, places = np.load(where, mmap_mode="r")[rows].T
+    marks, sizes = np.empty((len(rows), VALUES), np.uint8), None
+    order = np.argsort(groups.astype(np.min_scalar_type(len(keyed))), kind="stable")
+    ends = np.cumsum(np.bincount(groups, minlength=len(keyed)))
+    for file, start, end in zip(keyed, [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+        inside = order[start:end]
+        stored = np.load(_beside(file), mmap_mode="r").take(places[inside], 0)
+        marks[inside] = stored[:, :VALUES]
+        own = np.ascontiguousarray(stored[:, VALUES:]).view(np.uint32)
+        sizes = np.empty((len(rows), own.shape[1]), np.uint32) if sizes is None else sizes
+        sizes[inside] = own
+    assert sizes is not None, "there are rows"
+    return marks, sizes
 
 
 def _values(table: pa.Table, name: str) -> np.ndarray:
-    """A column of lists of equal lengths [rows, length]."""
-    column = table[name].combine_chunks()
+    """A column of lists of equal lengths [rows, length], of a table of one record batch."""
+    [column] = table[name].chunks
     return column.values.to_numpy().reshape(len(column), -1)
 
 

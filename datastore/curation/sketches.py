@@ -6,7 +6,6 @@ one of the sketch's values, which keeps the least hash of the first round that r
 where MinHash hashes each member once for each value. All constants are fixed, so sketches can be kept."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -17,6 +16,7 @@ FOUND = 0.95
 """Chance, at least, that a pair whose similarity is the threshold shares a band. Pairs that are more similar are found
 more often: at a threshold of 0.8, of pairs at 0.85 all but one in 500."""
 EMPTY = 2**32 - 1
+ROWS_AT_ONCE = 1024
 ROUNDS = 2 * VALUES
 PART = 0x9E3779B97F4A7C15
 """What is added to the members of a part, times the number of the part."""
@@ -65,23 +65,25 @@ def band_keys(sketched: np.ndarray, scopes: np.ndarray, number: int, width: int)
     """A key for each band of each sketch [rows, VALUES], uint64 [rows, number]: rows of one scope [rows] whose sketches
     are equal in a band share a key. Other rows do so with a chance of 2^-64."""
     keys = np.empty((len(sketched), number), np.uint64)
-    for band, (start, end) in enumerate(pairwise(range(0, (number + 1) * width, width))):
-        key = scopes + _BAND[band]
-        for column in range(start, end):
-            key = (key ^ (key >> np.uint64(29)) ^ sketched[:, column]) * _MIX
-        keys[:, band] = key ^ (key >> np.uint64(32))
+    for start in range(0, len(sketched), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        values, key = sketched[rows, : number * width].reshape(-1, number, width), keys[rows]
+        key[:] = scopes[rows, None] + _BAND[:number]
+        for column in range(width):
+            key ^= key >> np.uint64(29)
+            key ^= values[:, :, column]
+            key *= _MIX
+        key ^= key >> np.uint64(32)
     return keys
 
 
-def similarity(marks: np.ndarray, first: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """How many values are equal in pairs of sketches, whose numbers are given [pairs], uint8 [pairs]. ``marks`` are the
-    low bytes of their values, uint8 [sketches, VALUES]: of values that differ, one in 256 counts as equal."""
-    equal = np.empty(len(first), np.uint8)
-    for start in range(0, len(first), 2**12):
-        part = slice(start, start + 2**12)
-        same = (marks[first[part]] == marks[other[part]]).view(np.uint64)
-        equal[part] = (same.sum(1) * np.uint64(0x0101010101010101)) >> np.uint64(56)  # the sum of its eight bytes
-    return equal
+def equal_values(marks: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """How many values are equal in pairs of sketches, uint64 [..., pairs], by the low bytes of their values, uint8
+    [..., pairs, VALUES]: of values that differ, one in 256 counts as equal."""
+    same = (marks == others).view(np.uint64)
+    bytewise = np.einsum("...j->...", same)  # no byte of a sum exceeds VALUES / 8
+    bytewise *= np.uint64(0x0101010101010101)  # which sums its bytes in the highest one
+    return bytewise >> np.uint64(56)
 
 
 def jaccard(first: np.ndarray, other: np.ndarray) -> float:

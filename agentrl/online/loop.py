@@ -18,6 +18,8 @@ from agentrl.online.recorded import Log, Recorded
 from agentrl.online.replay import Replay
 from agentrl.online.tickets import Tickets
 from agentrl.rollouts.attempts import Prefix
+from agentrl.rollouts.continuations import check_continuation
+from agentrl.rollouts.episodes import DIVERGED
 from agentrl.rollouts.in_flight import Flow, NumberedAttempt
 from agentrl.rollouts.runner import Attempt, RolloutRunner, nothing_sampled
 from agentrl.rollouts.segments import firsts
@@ -46,6 +48,7 @@ class OnlineLoop:
     """Each iteration trains on the groups of tickets that :class:`Tickets` chooses, of ``learner.samples`` rollouts
     each. Without a ``curriculum``, every task is drawn once before any is drawn again. ``name`` gives the id of a
     rollout by its number, which follows from ticket and sample. ``replay`` draws what is trained on again.
+    Rollouts of the first tasks begin after ``starts``, one for each of them.
 
     Use it in ``with``, inside that of its runner: at the end, what is under way is cancelled. If the engine is
     reproducible, tickets that are opened together are sampled to their end before anything else happens, so that equal
@@ -62,7 +65,9 @@ class OnlineLoop:
         name: Callable[[int], str],
         curriculum: Curriculum | None = None,
         replay: Replay | None = None,
+        starts: Sequence[Prefix] = (),
     ) -> None:
+        self.starts = starts
         self.runner, self.learner, self.tasks = runner, learner, tasks
         self.tickets, self.log, self.name = tickets, log, name
         self.in_step = runner.engine.reproducible
@@ -132,7 +137,7 @@ class OnlineLoop:
         if self.replay:
             self.replay.add(rows)
         made.metrics["tickets"] = float(len(numbers))
-        if self.learner.fork:
+        if self.learner.fork or self.starts:
             made.metrics["replayed_calls"] = float(sum(map(replayed_calls, rows)))
         about = [self._ticket(number, groups[number], number in taken.fill) for number in numbers]
         if self.curriculum:
@@ -213,6 +218,7 @@ class OnlineLoop:
                 continue
             if self.learner.fork:
                 self.learner.fork.check(rows)
+            self._check_start(number, rows)
             self._whole(number, rows)
             self._fresh += rows
         self._sample(following)
@@ -239,7 +245,7 @@ class OnlineLoop:
         size = self.tickets.size
         seed = stream(self.learner.seed, "online", number // size, 0)
         drawn = self.runner.explore.sampling(self.runner.sampling, number // size, self.tickets.batches)
-        prefixes: Sequence[Prefix | None] = [None] * self.per_ticket
+        prefixes: Sequence[Prefix | None] = [self._start(number)] * self.per_ticket
         if self.learner.fork:
             prefixes = self.learner.fork.prefixes(rows, task, stream(seed, "fork", number % size, len(rows)))
         jobs = []
@@ -253,15 +259,30 @@ class OnlineLoop:
     def _task(self, number: int) -> Task:
         return self.tasks[self._draws.of(number)]
 
+    def _start(self, number: int) -> Prefix | None:
+        """What the rollouts of a ticket begin after."""
+        if not self.starts:
+            return None
+        index = self._draws.of(number)
+        return self.starts[index] if index < len(self.starts) else None
+
+    def _check_start(self, number: int, rows: Sequence[Trajectory]) -> None:
+        """Raise ValueError that names a rollout that does not begin where its ticket does."""
+        if prefix := self._start(number):
+            for row in rows:
+                if row.segment == 0 and row.fork_at and DIVERGED not in row.tags:
+                    check_continuation(row, prefix)
+
     def _as_logged(self, curriculum: Curriculum, numbers: Sequence[int]) -> None:
         """Give tickets of which the log has rollouts the tasks of these: if tickets overlap, what was learned when a
         ticket was opened may be other than before the kill."""
         wanted = [number for number in numbers if not curriculum.is_drawn(number)]
         names = {self.name(job): job // self.per_ticket for number in wanted for job in self._numbers(number)}
         logged = {**self.log.stored(list(names)), **self.log.under_way(list(names))}
-        places = {task.task_id: index for index, task in enumerate(self.tasks)} if logged else {}
-        for number, task_id in {names[name]: rows[0].task_id for name, rows in logged.items()}.items():
-            curriculum.take(number, places[task_id])
+        begins = [(start.parent, len(start.ids)) for start in self.starts] + [("", 0)] * len(self.tasks)
+        places = {(task.task_id, *begins[index]): index for index, task in enumerate(self.tasks)} if logged else {}
+        for number, row in {names[name]: rows[0] for name, rows in logged.items()}.items():
+            curriculum.take(number, places[row.task_id, (row.parent_id or "") if row.fork_at else "", row.fork_at])
 
     def _numbers(self, ticket: int) -> range:
         """Numbers of a ticket's rollouts."""

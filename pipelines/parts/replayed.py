@@ -1,7 +1,8 @@
-"""Stored rows that online training mixes in: what is asked of them, and how they are read."""
+"""Stored rows that online training mixes in or begins from: what is asked of them, and how they are read."""
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,23 +12,57 @@ from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.chat.codec import tokenize
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.online.replay import ReplayConfig, StoredGroup, groups_of
+from agentrl.online.starts import StoredState, starts_of
 from agentrl.pipelines.handles import Trajectories
+from agentrl.pipelines.parts.continuing import rows_to_continue
 from agentrl.pipelines.parts.selected import Selected
 from agentrl.pipelines.parts.training_rows import OUTCOME
+from agentrl.pipelines.stage import Context
+from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.schemas.trajectory import Trajectory, UnscoredError
 
 if TYPE_CHECKING:
-    from agentrl.models.policy import Speaker
+    from agentrl.models.policy import Policy, Speaker
 
 ROWS_AT_ONCE = 4096
 
 
-def check_sources(config: ReplayConfig | None, replay: Sequence[Trajectories]) -> None:
-    """Raise ValueError unless there is something to replay, and what is wired is replayed."""
-    if replay and config is None:
+class Stored(NamedTuple):
+    """Stored rows that online training is given, to replay and to begin from."""
+
+    replay: Sequence[Trajectories] = ()
+    starts: Sequence[Trajectories] = ()
+
+
+def check_sources(config: OnlineConfig, stored: Stored) -> None:
+    """Raise ValueError unless there is something to replay and to begin from, and what is wired is used."""
+    if stored.replay and config.replay is None:
         raise ValueError("inputs.replay is wired, and replay is not set; set replay: {share: 0.25}, or unwire it")
-    if config is not None and not config.own and not replay:
+    if config.replay is not None and not config.replay.own and not stored.replay:
         raise ValueError("replay.own: false leaves nothing to replay; wire inputs.replay, or leave own out")
+    if bool(stored.starts) != (config.starts is not None):
+        lacking = "wired, and starts is not set; set starts: {turns: 3}" if stored.starts else "not wired; wire it"
+        raise ValueError(f"inputs.starts is {lacking}, or leave both out")
+
+
+def begun(
+    context: Context, config: OnlineConfig, starts: Sequence[Trajectories], policy: "Policy"
+) -> list[StoredState]:
+    """The states to begin from, of the successes among stored rows.
+
+    Raises ValueError as :func:`agentrl.pipelines.parts.continuing.rows_to_continue` does, or if there is no state.
+    """
+    if config.starts is None:
+        return []
+    rows = rows_to_continue(context, starts, (), policy)
+    states = starts_of(rows, config.starts.turns)
+    if not states:
+        raise ValueError(
+            f"none of the {len(rows)} rows of inputs.starts is a success of two turns or more, so there is no state to "
+            "begin from; wire rows that succeeded, such as those of trajectories.synthesize"
+        )
+    context.metrics.update(starts=len(states), starts_of_successes=sum(row.success is True for row, _ in rows))
+    return states
 
 
 def stored_groups(
@@ -37,7 +72,8 @@ def stored_groups(
 
     Raises UnscoredError that names rows without a reward, and ValueError that names a row of another tokenizer; or if
     log-probs of the policy that sampled are needed, a row that has none, or that was not drawn from a policy's own
-    distribution; or if no group has rewards that differ.
+    distribution; or if no group has rewards that differ, and own rollouts are not replayed. If they are, a warning says
+    so.
     """
     if not replay:
         return []
@@ -56,11 +92,14 @@ def stored_groups(
     )
     groups = groups_of(rows, algorithm.credit, own=False)
     if not groups:
-        raise ValueError(
+        problem = (
             f"no group of the {len(chosen)} rows of inputs.replay has rewards that differ, and "
-            f"algorithm: {algorithm.type} compares the rows of a group (of one task and one policy), so nothing could "
+            f"algorithm: {algorithm.type} compares the rows of a group (of one task and one policy), so nothing can "
             "be learned from them; give several rollouts of each task, or learn from single ones by train.sft"
         )
+        if not config.own:
+            raise ValueError(problem)
+        warnings.warn(f"{problem}. This run's own rollouts are replayed alone", stacklevel=2)
     return groups
 
 

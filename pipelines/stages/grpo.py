@@ -16,6 +16,7 @@ from pydantic import Field
 from agentrl.algorithms.grpo import GRPO
 from agentrl.engines.configs import VLLMConfig
 from agentrl.online import coverage
+from agentrl.online.starts import levels_of
 from agentrl.online.tickets import Tickets
 from agentrl.pipelines.handles import Folder, Model, NoteTable, Table, Tasks, Trajectories
 from agentrl.pipelines.methods.distill.teaching import Teaching, teaching
@@ -23,7 +24,7 @@ from agentrl.pipelines.methods.echo.observed import weighing
 from agentrl.pipelines.parts.budget import check_room
 from agentrl.pipelines.parts.common import load_policy, rollout_runner, warn_of_splits
 from agentrl.pipelines.parts.outcomes import ENDS, MOST, record_excluded_of, record_failures, warn_of_shares
-from agentrl.pipelines.parts.replayed import check_sources, reading, stored_groups
+from agentrl.pipelines.parts.replayed import Stored, begun, check_sources, reading, stored_groups
 from agentrl.pipelines.stage import Context, stage
 from agentrl.pipelines.stages.checkpoints import BATCHES, Keeper, number_of
 from agentrl.pipelines.stages.online_config import OnlineConfig
@@ -61,15 +62,17 @@ def online(
     teacher: Model | None = None,
     notes: NoteTable | None = None,
     replay: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
+    starts: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
 ) -> Online:
     """Online reinforcement learning at temperature 1, by any algorithm of the union. ``teacher`` is that of
-    ``algorithm: {type: distill}``, which may see ``notes``. ``replay`` are stored rows for the setting of that name.
+    ``algorithm: {type: distill}``, which may see ``notes``. ``replay`` and ``starts`` are stored rows for the
+    settings of these names.
 
     Every rollout goes into the buffer, with its log-probabilities and the version of the policy that sampled it. The
     table ``steps`` lists the rollouts of each step with their advantages. ``batches`` holds the training rows of each
     optimiser step, so that any step can be computed again. ``coverage`` has a row for each task that was drawn.
     """
-    return _train(context, config, model, tasks, dev, Teaching(teacher, notes), replay)
+    return _train(context, config, model, tasks, dev, Teaching(teacher, notes), Stored(replay, starts))
 
 
 class GRPOConfig(OnlineConfig):
@@ -90,16 +93,16 @@ def _loop(
     tasks: Tasks,
     dev: Tasks | None,
     taught: Teaching,
-    replay: Sequence[Trajectories],
+    stored: Stored,
 ) -> "Iterator[tuple[OnlineLoop, Keeper]]":
     """The loop, and what keeps its checkpoints. At the end its engine is closed."""
-    from agentrl.online.curriculum import Curriculum
+    from agentrl.online.curriculum import Curriculum, CurriculumConfig
     from agentrl.online.learner import Learner
     from agentrl.online.loop import OnlineLoop
 
-    rows, judged = tasks.read(), dev.read() if dev else []
-    warn_of_splits(Counter(task.split for task in rows), "tasks")
-    by_id = {task.task_id: task for task in rows}
+    whole, judged = tasks.read(), dev.read() if dev else []
+    warn_of_splits(Counter(task.split for task in whole), "tasks")
+    by_id = {task.task_id: task for task in whole}
     tokens = config.optimizer.micro_tokens
     with (
         _policy(context, config, model) as (policy, models),
@@ -121,11 +124,15 @@ def _loop(
             fork=config.fork,
             replay=config.replay,
         )
-        again = _replay(context, config, replay, policy)
+        again = _replay(context, config, stored.replay, policy)
+        starts = begun(context, config, stored.starts, policy)
+        rows = [*(start.task for start in starts), *whole]
+        by_id |= {task.task_id: task for task in rows}
         spare = config.algorithm.resample * config.tasks
         tickets = Tickets(config.tasks, config.iterations, config.ahead, config.max_staleness, spare)
-        levels = [task.level for task in rows]
-        curriculum = Curriculum(config.draw, levels, context.seed, config.tasks) if config.draw else None
+        levels = levels_of(starts, whole, config.starts.turns) if config.starts else [task.level for task in rows]
+        draw = config.draw or (CurriculumConfig() if config.starts else None)
+        curriculum = Curriculum(draw, levels, context.seed, config.tasks) if draw else None
         changes = tickets.overlaps and not models  # the model that samples would be trained meanwhile
         own = replace(policy, model=copy.deepcopy(policy.model)) if changes else None
         shown = rows + judged
@@ -133,10 +140,12 @@ def _loop(
             context, policy, shown, sampling, config.engine, config.limits, config.rewards, False, own, config.explore
         ) as runner:
             check_room(policy, runner, shown)
-            if config.fork and config.fork.rounds:
-                check_replayable(runner.environments(rows))
-            log = OnlineLog(context)
-            with OnlineLoop(runner, learner, rows, tickets, log, context.trajectory_id, curriculum, again) as loop:
+            if continued := rows if config.fork and config.fork.rounds else rows[: len(starts)]:
+                check_replayable(runner.environments(continued))
+            log, prefixes = OnlineLog(context), [start.prefix for start in starts]
+            with OnlineLoop(
+                runner, learner, rows, tickets, log, context.trajectory_id, curriculum, again, prefixes
+            ) as loop:
                 yield loop, Keeper(context, config.checkpoints, loop, judged)
 
 
@@ -186,10 +195,10 @@ def _train(
     tasks: Tasks,
     dev: Tasks | None,
     taught: Teaching = Teaching(),  # noqa: B008  (immutable)
-    replay: Sequence[Trajectories] = (),
+    stored: Stored = Stored(),  # noqa: B008  (immutable)
 ) -> Online:
-    check_sources(config.replay, replay)
-    with _loop(context, config, model, tasks, dev, taught, replay) as (loop, keeper):
+    check_sources(config, stored)
+    with _loop(context, config, model, tasks, dev, taught, stored) as (loop, keeper):
         return _trained(context, config, loop, keeper)
 
 
@@ -248,7 +257,7 @@ def _check_coverage(
 ) -> None:
     """See :func:`agentrl.online.coverage.check`. ``ids`` are the rows that the buffer has."""
     rows = Counter(number // loop.per_ticket for number in {number_of(name) for name in ids})
-    in_turn = None if config.draw else len(loop.tasks)
+    in_turn = None if loop.curriculum else len(loop.tasks)
     coverage.check(tickets, rows, loop.per_ticket, in_turn, config.max_staleness)
     turns = context.buffer.read(ids, ["n_steps"])["n_steps"]
     context.metrics.update(coverage.summary(tickets, int(pc.sum(turns).as_py() or 0)))

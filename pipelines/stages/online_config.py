@@ -11,6 +11,7 @@ from agentrl.engines.configs import DEFAULT_ENGINE, VLLMConfig
 from agentrl.online.curriculum import CurriculumConfig
 from agentrl.online.forest import ForestConfig
 from agentrl.online.replay import ReplayConfig
+from agentrl.online.starts import StartsConfig
 from agentrl.online.tickets import check
 from agentrl.pipelines.methods.distill.teaching import TeacherConfig
 from agentrl.pipelines.methods.echo.observed import Observe
@@ -36,6 +37,11 @@ class OnlineConfig(Compressing, TeacherConfig):
     )
     fork: Annotated[ForestConfig | None, ADDED] = Field(
         None, description="rollouts are trees: some are whole, others go on from turns of these; in place of samples"
+    )
+    starts: Annotated[StartsConfig | None, ADDED] = Field(
+        None,
+        description="a reverse curriculum: rollouts begin in states of the successes of inputs.starts, from the end "
+        "backwards, and then with whole tasks; draw says when it goes on. None: all begin with their tasks",
     )
     replay: Annotated[ReplayConfig | None, ADDED] = Field(
         None, description="stored rollouts are trained on beside fresh ones in each step; None: fresh ones alone"
@@ -125,6 +131,17 @@ class OnlineConfig(Compressing, TeacherConfig):
         }
         if problems := [what for what, holds in wrong.items() if holds]:
             raise ValueError(f"replay: {problems[0]}; leave replay out, or change that")
+        return self
+
+    @model_validator(mode="after")
+    def _starts_are_of_whole_rows(self) -> "OnlineConfig":
+        wrong = {
+            "fork makes trees of whole rollouts": self.fork is not None,
+            "compress makes several rows of an episode, of which a start has one": self.compress is not None,
+            f"algorithm.type: {self.algorithm.type} values the turns before a start too": self.algorithm.needs_critic,
+        }
+        if self.starts and (problems := [what for what, holds in wrong.items() if holds]):
+            raise ValueError(f"starts: {problems[0]}; leave starts out, or change that")
         return self
 
     @model_validator(mode="after")

@@ -4,15 +4,20 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from random import Random
 from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
 from pydantic import Field, ValidationError, field_validator
 
+from agentrl.engines.seeds import stream
 from agentrl.environments import EnvironmentChoice, load_environment
 from agentrl.pipelines.handles import Tasks, Trajectories
+from agentrl.pipelines.parts.common import environment
+from agentrl.pipelines.parts.measured_tasks import MeasuredTasks
 from agentrl.pipelines.stage import Context, External, StageConfig, stage
 from agentrl.pipelines.stages.imports import FormatChoice
+from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.choice import plain
 from agentrl.schemas.task import Task
 
@@ -243,6 +248,9 @@ class FromTrajectoriesConfig(StageConfig):
     env: EnvironmentChoice | None = Field(
         None, description="environment of all tasks; rows of another are refused. None: tasks that are only read"
     )
+    failed: Annotated[bool, ADDED] = Field(
+        False, description="only tasks at which a row failed and none succeeded; rows without a verdict say nothing"
+    )
 
 
 @stage("tasks.from_trajectories", version=1)
@@ -252,14 +260,18 @@ def from_trajectories(
     trajectories: list[Trajectories],
     tasks: list[Tasks] | None = None,
 ) -> Tasks:
-    """The tasks that trajectories attempted, each once, in order. If ``tasks`` holds a task, it comes from there, with
-    ground truth and metadata; otherwise it is made from the rows, and the metrics count it as
+    """The tasks that trajectories attempted, or only those ``failed``, each once, in order. If ``tasks`` holds a task,
+    it comes from there, with ground truth and metadata; otherwise it is made from the rows, and the metrics count it as
     ``without_ground_truth``."""
     whole = {task.task_id: task for handle in tasks or [] for task in handle.read()}
     rows: dict[str, Task] = {}
+    verdicts: dict[str, set[bool | None]] = {}
     for selection in trajectories:
-        for row in selection.table(_OF_A_ROW).to_pylist():
+        for row in selection.table([*_OF_A_ROW, "success"]).to_pylist():
+            verdicts.setdefault(row["task_id"], set()).add(row.pop("success"))
             rows.setdefault(row["task_id"], whole.get(row["task_id"]) or Task(**row))
+    if config.failed:
+        rows = {name: task for name, task in rows.items() if verdicts[name] - {None} == {False}}
     env = str(config.env) if config.env else ""
     if wrong := [task for task in rows.values() if env and task.env != env and plain(task.env) != env]:
         raise ValueError(
@@ -268,3 +280,44 @@ def from_trajectories(
         )
     context.metrics.update(tasks=len(rows), without_ground_truth=sum(name not in whole for name in rows))
     return context.tasks(rows.values())
+
+
+class VaryConfig(StageConfig):
+    k: int = Field(1, ge=1, description="variants of each task")
+
+
+@stage("tasks.vary", version=1)
+def vary(context: Context, config: VaryConfig, tasks: list[Tasks], heldout: list[Tasks]) -> Tasks:
+    """The tasks, and ``k`` variants of each that its environment makes by ``vary(task, random)``, such as one more step
+    or another start. None is one of ``heldout``, by its prompt or by the goal that its environment names: wire all
+    tasks there that anything is measured on. The metrics count what was left out, by reason.
+
+    Raises ValueError that names an environment which makes no variants, or a task that is not of the train split.
+    """
+    given = [task for handle in tasks for task in handle.read()]
+    held = [task for handle in heldout for task in handle.read()]
+    environments = {task.env: environment(context, task.env) for task in (*given, *held)}
+    for task in given:
+        if task.split != "train":
+            raise ValueError(
+                f"task {task.task_id} is of split {task.split!r}: nothing is made from what is measured on; wire tasks "
+                "of the train split"
+            )
+        if not hasattr(environments[task.env], "vary"):
+            raise ValueError(
+                f"env {task.env!r}, of task {task.task_id}, makes no variants; give it vary(task, random) -> a task, "
+                "or leave its tasks out"
+            )
+    held_out, known = MeasuredTasks(environments, held), {task.prompt for task in given}
+    dropped, made = Counter[str](), list[Task]()
+    for number, task in enumerate(given):
+        source: Any = environments[task.env]
+        for sample in range(config.k):
+            variant = source.vary(task, Random(stream(context.seed, "vary", number, sample)))
+            why = "none_made" if variant is None else "doubled" if variant.prompt in known else held_out.why(variant)
+            dropped.update([why] if why else [])
+            if not why:
+                known.add(variant.prompt)
+                made.append(variant)
+    context.metrics.update(tasks=len(given), variants=len(made), **dropped)
+    return context.tasks([*given, *made])

@@ -147,7 +147,7 @@ def test_what_cannot_be_replayed_is_named(harness: Harness, warm: Model, tasks: 
     refused("inputs.replay is wired, and replay is not set", {}, [stored])
     refused("replay.own: false leaves nothing to replay; wire inputs.replay", {"replay": {"own": False}}, [])
     single = harness.run(sample, {"samples": 1, "sampling": LIMITS}, model=warm, tasks=tasks)["trajectories"]
-    refused("no group of the 6 rows of inputs.replay has rewards that differ", {"replay": {}}, [single])
+    refused("no group of the 6 rows of inputs.replay has rewards that differ", {"replay": {"own": False}}, [single])
     greedy = harness.run(sample, {"samples": 2, "sampling": {**LIMITS, "temperature": 0.0}}, model=warm, tasks=tasks)
     refused("were not sampled at temperature 1", {"replay": {}}, [greedy["trajectories"]])
     context = harness._context("unscored")

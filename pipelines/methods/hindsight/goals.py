@@ -15,6 +15,7 @@ from pydantic import Field
 
 from agentrl.environments.base import Score
 from agentrl.environments.task_splits import digest
+from agentrl.pipelines.parts.measured_tasks import MeasuredTasks
 from agentrl.rewards.asking import Asking, transcript
 from agentrl.rewards.judge import Judge
 from agentrl.rollouts.reopen import opening_of
@@ -183,16 +184,11 @@ class Admission:
     names, none twice, and at most ``cap`` rows of a level. ``drops`` counts the others by reason."""
 
     def __init__(self, environments: Mapping[str, Any], heldout: Iterable[Task], cap: int | None) -> None:
-        self.environments, self.cap = environments, cap
+        self.cap = cap
         self.drops: Counter[str] = Counter()
         self.kept: Counter[int] = Counter()
         self._seen: set[tuple[Any, ...]] = set()
-        self._prompts: set[str] = set()
-        self._goals: set[tuple[str, str]] = set()
-        for task in heldout:
-            self._prompts.add(task.prompt)
-            if goal := self._goal(task):
-                self._goals.add(goal)
+        self._held_out = MeasuredTasks(environments, heldout)
 
     def admits(self, solved: Solved) -> bool:
         reason = self._refused(solved)
@@ -204,23 +200,13 @@ class Admission:
         return True
 
     def _refused(self, solved: Solved) -> str | None:
-        if solved.task.prompt in self._prompts:
-            return "heldout_prompt"
-        if (goal := self._goal(solved.task)) and goal in self._goals:
-            return "heldout_goal"
+        if reason := self._held_out.why(solved.task):
+            return reason
         if _content(solved) in self._seen:
             return "doubled"
         if self.cap is not None and self.kept[solved.task.level] >= self.cap:
             return "over_cap"
         return None
-
-    def _goal(self, task: Task) -> tuple[str, str] | None:
-        """What a task asks for, as its environment says it; None if the environment says nothing."""
-        environment = self.environments.get(task.env)
-        known = task.metadata != "{}" and task.verifier != "judge"
-        if environment is None or not hasattr(environment, "goal") or not known:
-            return None
-        return str(environment.name), str(environment.goal(task))
 
 
 def _content(solved: Solved) -> tuple[Any, ...]:

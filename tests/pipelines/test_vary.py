@@ -1,0 +1,49 @@
+"""Variants of tasks, such as of those that failed: what they are, and which are left out."""
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.tasks import from_trajectories, generate, vary
+from agentrl.pipelines.stages.trajectories import synthesize
+
+MATH = {"env": "math", "train": 8, "dev": 1, "heldout": 4}
+
+
+def test_failed_tasks_come_again_with_variants(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    splits = harness.run(generate, MATH)
+    rows = harness.run(synthesize, {"noise": 0.5}, tasks=splits["train"])["trajectories"]
+    right = harness.run(synthesize, {"coverage": 0.5}, tasks=splits["train"])["trajectories"]
+    both = [rows, right]
+    config = {"env": "math", "failed": True}
+    failed = harness.run(from_trajectories, config, trajectories=both, tasks=[splits["train"]])["tasks"]
+    names = [task.task_id for task in failed.read()]
+    solved = {row.task_id for selection in both for row in selection.read() if row.success}
+    assert 0 < len(names) < 8
+    assert set(names) == {row.task_id for row in rows.read()} - solved
+    made = harness.run(vary, {"k": 2}, tasks=[failed], heldout=[splits["heldout"]])
+    tasks = made["tasks"].read()
+    assert [task.task_id for task in tasks[: len(names)]] == names
+    assert len(tasks) == len(names) + made.metrics["variants"] > len(names)
+    assert len({task.prompt for task in tasks}) == len(tasks)
+    assert {task.split for task in tasks} == {"train"}
+    again = harness.run(vary, {"k": 2}, tasks=[failed], heldout=[splits["heldout"]])["tasks"].read()
+    assert again == tasks, "variants follow from the seed"
+    # variants that are held out are left out
+    variants = harness.tasks([task.model_copy(update={"split": "heldout"}) for task in tasks[len(names) :]])
+    less = harness.run(vary, {"k": 2}, tasks=[failed], heldout=[variants])
+    assert less["tasks"].read() == failed.read()
+    assert less.metrics["variants"] == 0
+    assert less.metrics["heldout_prompt"] == made.metrics["variants"]
+
+
+def test_what_cannot_be_varied_is_named(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    splits = harness.run(generate, MATH)
+    with pytest.raises(ValueError, match="is of split 'heldout': nothing is made from what is measured on"):
+        harness.run(vary, tasks=[splits["heldout"]], heldout=[])
+    other = harness.run(generate, {"env": "lookup", "train": 2, "dev": 1, "heldout": 1})["train"]
+    with pytest.raises(ValueError, match=r"env 'lookup', of task .* makes no variants; give it vary"):
+        harness.run(vary, tasks=[other], heldout=[])

@@ -4,7 +4,7 @@ Data files never change, so evidence of all rows of a piece is kept below the st
 curation reads it instead of the text. If a rule looks at few rows of a piece, it makes evidence of these alone, which
 is not kept. All kept evidence can be deleted at any time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -143,6 +143,7 @@ def make_evidence(kernel: Kernel, pieces: Sequence[Piece], store: str, kept: Pat
             continue
         with finished(path) as unfinished:
             rows = read(storage, piece, kernel.columns, None if piece.whole else piece.places)
+            rows = rows if piece.whole else together(rows)
             batch = pa.Table.from_batches(map(kernel.sketch, rows)).combine_chunks()
             with pa.ipc.new_file(unfinished, batch.schema) as writer:
                 writer.write_table(batch)
@@ -169,6 +170,18 @@ def read(
             rows = _leaves(file, some.tolist(), columns)
             chosen = np.flatnonzero(np.isin(inside, wanted))
             yield rows if len(chosen) == rows.num_rows else rows.take(chosen)
+
+
+def together(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows in fewer tables. A kernel takes nearly as long for ten rows as for a hundred."""
+    held = list[pa.Table]()
+    for table in tables:
+        held.append(table)
+        if sum(some.num_rows for some in held) >= ROWS_AT_ONCE or sum(some.nbytes for some in held) >= BYTES_AT_ONCE:
+            yield pa.concat_tables(held)
+            held = []
+    if held:
+        yield pa.concat_tables(held)
 
 
 def _leaves(file: pq.ParquetFile, groups: list[int], columns: Sequence[str]) -> pa.Table:

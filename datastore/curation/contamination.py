@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from agentrl.datastore.curation.shingles import ngrams, words
+from agentrl.datastore.shards.shard import digest_of
 
 
 class HeldOut:
@@ -58,6 +59,11 @@ class HeldOut:
 
     def __len__(self) -> int:
         return len(self._found)
+
+    @property
+    def digest(self) -> str:
+        """A name for all that answers depend on, the same in each process."""
+        return digest_of(self._n, *self._index, self._sizes, self._question)
 
     def in_conversation(self, question: str, texts: Sequence[str], overlap: float) -> bool:
         """Whether a share ``overlap`` of the n-grams of one held-out text stands in the ``texts`` of a conversation, or

@@ -2,7 +2,6 @@
 
 import pickle
 import warnings
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +14,11 @@ from agentrl.datastore.curation import diversity, duplicates, semantic
 from agentrl.datastore.curation import rules as r
 from agentrl.datastore.curation.calls import Verdict
 from agentrl.datastore.curation.contamination import HeldOut
-from agentrl.datastore.curation.kernels import CallCheck, CalledTools, Digest, Leaks
+from agentrl.datastore.curation.kernels import CallCheck, CalledTools, Digest, FirstQuestion, Leaks
 from agentrl.datastore.curation.text import first_question, part_text, tool_vectors
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.ranking import RANK
-from agentrl.datastore.shards.shard import digest_of, finished
+from agentrl.datastore.shards.shard import finished
 
 if TYPE_CHECKING:
     from agentrl.datastore.curation.curate import Work
@@ -127,15 +126,14 @@ def decontaminate(rows: pl.DataFrame, rule: r.Decontaminate, work: "Work") -> pl
     rows = rows.filter(~held_out)
     if not rows.height:
         return rows
-    packed = pickle.dumps(heldout)
-    path = work.division.work / f"{digest_of(np.frombuffer(packed, np.uint8))}.heldout"
+    path = work.division.work / f"{heldout.digest}.heldout"
     with finished(path) as unfinished:
-        unfinished.write_bytes(packed)
-    pieces = [replace(piece, keep=False) for piece in work.division.pieces(rows)]
-    evidence = work.division.evidence(Leaks(path, rule.overlap), pieces)
-    dirty = pc.fill_null(evidence.column("leaks"), False).to_numpy()
+        unfinished.write_bytes(pickle.dumps(heldout))
+    pieces = work.division.pieces(rows)
+    leaks = work.division.evidence(Leaks(path, rule.overlap), pieces).column("leaks")
+    dirty = pc.fill_null(leaks, False).to_numpy()
     if rule.cosine is not None:
-        asked = evidence.column("question").combine_chunks().dictionary_encode()
+        asked = work.division.evidence(FirstQuestion(), pieces).column("question").combine_chunks().dictionary_encode()
         vectors = work.vectors(asked.dictionary.to_pylist())
         cosine = vectors @ work.vectors(sorted(filter(None, questions))).T
         dirty = dirty | (cosine.max(1) >= rule.cosine)[asked.indices.to_numpy()]

@@ -124,15 +124,15 @@ class CalledTools:
 
 @dataclass(frozen=True)
 class Leaks:
-    """Whether a held-out task stands in a row, and the row's question. ``heldout``: a file with what is held out, a
-    pickled :class:`HeldOut`, whose name is a digest of it."""
+    """Whether a held-out task stands in a row. ``heldout``: a file with what is held out, a pickled :class:`HeldOut`,
+    whose name is its digest."""
 
     heldout: Path
     overlap: float
 
     @property
     def name(self) -> str:
-        return f"leaks-{self.heldout.stem}-{self.overlap}"
+        return f"leaks-{self.heldout.stem}-{self.overlap}-1"
 
     @property
     def columns(self) -> Sequence[str]:
@@ -143,14 +143,28 @@ class Leaks:
         ]
 
     def sketch(self, rows: pa.Table) -> pa.RecordBatch:
-        heldout = _heldout(self.heldout)
-        questions, leaks = [], []
+        heldout, leaks = _heldout(self.heldout), []
         for row in _conversations(rows):
-            questions.append(first_question(row["prompt"], row["messages"]))
-            texts = units(row["prompt"], row["messages"])
-            leaks.append(heldout.in_conversation(questions[-1], texts, self.overlap))
-        arrays = [pa.array(leaks, pa.bool_()), pa.array(questions, pa.string())]
-        return pa.RecordBatch.from_arrays(arrays, ["leaks", "question"])
+            question = first_question(row["prompt"], row["messages"])
+            leaks.append(heldout.in_conversation(question, units(row["prompt"], row["messages"]), self.overlap))
+        return pa.RecordBatch.from_arrays([pa.array(leaks, pa.bool_())], ["leaks"])
+
+
+@dataclass(frozen=True)
+class FirstQuestion:
+    """A row's question."""
+
+    @property
+    def name(self) -> str:
+        return "question-1"
+
+    @property
+    def columns(self) -> Sequence[str]:
+        return ["prompt", "messages.list.element.role", "messages.list.element.content"]
+
+    def sketch(self, rows: pa.Table) -> pa.RecordBatch:
+        questions = [first_question(row["prompt"], row["messages"]) for row in _conversations(rows)]
+        return pa.RecordBatch.from_arrays([pa.array(questions, pa.string())], ["question"])
 
 
 @lru_cache(maxsize=1)

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from divided_rows import BY_VECTORS, filled, kept, rows
+from divided_rows import BY_VECTORS, RULES, filled, kept, rows
 
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.curation import curate as curation
 from agentrl.datastore.curation import diversity, kernels, pieces, semantic, vectors
+from agentrl.datastore.curation.contamination import HeldOut
 from agentrl.datastore.curation.division import Division
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.search.embedding import LatentEmbedder
@@ -91,6 +92,34 @@ def test_evidence_is_made_once_and_goes_with_its_file(
     vacuum(buffer, retention_hours=0, dry_run=False)
     assert len(list(evidence.iterdir())) == 1
     assert curation.curate(buffer, near).ids.to_pylist() == later
+
+
+def test_verdicts_on_leaks_are_kept_by_what_is_held_out(
+    tmp_path: Path, given: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Counter[str]()
+    within = HeldOut.in_conversation
+    monkeypatch.setattr(HeldOut, "in_conversation", lambda *arguments: (read.update(["rows"]), within(*arguments))[1])
+    clean = Rules.model_validate({"rules": [RULES[0]]}).rules
+
+    def left(folder: Path, heldout: str = "") -> list[str]:
+        return curation.curate(TrajectoryBuffer(folder), clean, heldout=[heldout] if heldout else []).ids.to_pylist()
+
+    few = [row for row in given if row.split == "train"][-20:]
+    older = [row for row in given if row not in few]
+    buffer = filled(tmp_path / "kept", older, 3)
+    first = left(tmp_path / "kept")
+    assert read.pop("rows") == len(older), "held-out rows too, with the pieces that they are in"
+    assert left(tmp_path / "kept") == first
+    assert not read, "all that is needed was kept"
+    buffer.append(few, stage="rollout", fingerprint="g")
+    later = left(tmp_path / "kept")
+    assert read.pop("rows") == len(few)
+    other = left(tmp_path / "kept", older[0].prompt)
+    assert read.pop("rows") > len(few), "another set is held out"
+    filled(tmp_path / "new", [*older, *few], 2)
+    assert (left(tmp_path / "new"), left(tmp_path / "new", older[0].prompt)) == (later, other)
+    assert len(other) < len(later) < len(given)
 
 
 def test_vectors_are_the_same_however_texts_are_divided(

@@ -208,8 +208,8 @@ def _seconds(sample: dict[str, Any]) -> list[float | None] | None:
         if event.get("event") == "model" and isinstance(output, dict):
             took = number(output.get("time"))
             for choice in output.get("choices") or []:
-                said = choice.get("message") if isinstance(choice, dict) else None
-                turns[(said or {}).get("id")] = took if took is not None and took >= 0 else None
+                answer = choice.get("message") if isinstance(choice, dict) else None
+                turns[(answer or {}).get("id")] = took if took is not None and took >= 0 else None
         elif event.get("event") == "tool":
             calls[event.get("id")] = lasted(event.get("timestamp"), event.get("completed"))
     seconds = [

@@ -9,10 +9,7 @@ import { useLayoutEffect, useState } from "./ui.js";
 
 /** An answer that says no: what was wrong with which field, what is allowed, and what to do next. */
 export class Refused extends Error {
-  /**
-   * @param {import("./wire.js").Refusal} refusal
-   * @param {number} status
-   */
+  /** @param {import("./wire.js").Refusal} refusal @param {number} status */
   constructor(refusal, status) {
     super(refusal.error);
     this.refusal = refusal;
@@ -40,34 +37,17 @@ async function sent(to, how) {
   throw new Refused(refusal, answer.status);
 }
 
-/**
- * @template T
- * @param {string} path
- * @param {Params} [params]
- * @param {AbortSignal} [signal]
- * @returns {Promise<T>}
- */
+/** @template T @param {string} path @param {Params} [params] @param {AbortSignal} [signal] @returns {Promise<T>} */
 export async function json(path, params = {}, signal) {
   return (await get(path, params, signal)).json();
 }
 
-/**
- * @param {string} path
- * @param {Params} [params]
- * @param {AbortSignal} [signal]
- * @returns {Promise<Uint8Array>}
- */
+/** @param {string} path @param {Params} [params] @param {AbortSignal} [signal] @returns {Promise<Uint8Array>} */
 export async function bytes(path, params = {}, signal) {
   return new Uint8Array(await (await get(path, params, signal)).arrayBuffer());
 }
 
-/**
- * An Arrow table and the headers of its answer.
- * @param {string} path
- * @param {Params} [params]
- * @param {AbortSignal} [signal]
- * @returns {Promise<{table: Table, headers: Headers}>}
- */
+/** An Arrow table and the headers of its answer. @param {string} path @param {Params} [params] @param {AbortSignal} [signal] @returns {Promise<{table: Table, headers: Headers}>} */
 export async function arrow(path, params = {}, signal) {
   const answer = await get(path, params, signal);
   return { table: fl.tableFromIPC(new Uint8Array(await answer.arrayBuffer()), { useDate: false }), headers: answer.headers };
@@ -76,12 +56,7 @@ export async function arrow(path, params = {}, signal) {
 /** What POST needs; null until it is known. @type {string | null} */
 let key = null;
 
-/**
- * Has something done; only with `agentrl view --write`.
- * @param {string} path
- * @param {object} body
- * @returns {Promise<any>} null if there is nothing to say
- */
+/** Has something done; only with `agentrl view --write`. @param {string} path @param {object} body @returns {Promise<any>} null if there is nothing to say */
 export async function post(path, body) {
   key ??= /** @type {import("./wire.js").Writing} */ (await json("/api/writing")).key;
   if (!key) throw new Refused({ error: "this viewer only reads", field: null, allowed: [], next: "agentrl view --write" }, 405);

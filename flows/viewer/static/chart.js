@@ -224,9 +224,7 @@ class Drawing {
   }
 }
 
-/**
- * @param {{name: string, curves: Curves, bands: Band[], step: number | null, choose: (step: number) => void, theme: string, others?: Curves[]}} props
- */
+/** @param {{name: string, curves: Curves, bands: Band[], step: number | null, choose: (step: number) => void, theme: string, others?: Curves[]}} props */
 export function Chart({ name, curves, bands, step, choose, theme, others }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const caption = useRef(/** @type {HTMLElement | null} */ (null));

@@ -3,7 +3,7 @@ import { json, useAnswer } from "./api.js";
 import { count, percent, plural, time } from "./format.js";
 import { useKeys } from "./keys.js";
 import { address, change, go, route, version } from "./location.js";
-import { Empty, Problem } from "./problem.js";
+import { Empty, instead } from "./problem.js";
 import { pieces } from "./text.js";
 import { Wide, html, useEffect } from "./ui.js";
 
@@ -28,8 +28,7 @@ export function CurationPage() {
     k: { does: "previous rule", run: () => step(-1) },
     Enter: { does: "the rows that the rule dropped", run: open },
   });
-  if (problem) return html`<h1>Curation</h1><${Problem} problem=${problem} />`;
-  if (!value) return html`<h1>Curation</h1><p class="soft waiting">reading the funnels …</p>`;
+  if (problem || !value) return instead(problem, "reading the funnels", "Curation");
   if (!value.funnels.length) return html`<h1>Curation</h1><${Empty} says="No rows were curated yet. Rules in a file (docs/reference/buffer.md) narrow rows to a selection." command="agentrl buffer curate rules.yaml" />`;
   return html`<h1>Curation</h1>
     <p class="soft">Each rule keeps the blue rows of those that came to it, and drops the grey ones. Press a rule for the rows that it dropped.</p>

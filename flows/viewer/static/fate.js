@@ -2,7 +2,7 @@
 import { json, useAnswer } from "./api.js";
 import { count } from "./format.js";
 import { address } from "./location.js";
-import { Problem } from "./problem.js";
+import { instead } from "./problem.js";
 import { pieces } from "./text.js";
 import { Wide, html, useState } from "./ui.js";
 
@@ -30,8 +30,7 @@ export function Fate({ id, at }) {
 /** @param {{id: string, at: string | undefined}} props */
 function Seen({ id, at }) {
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").Fate>} */ (json(`/api/rows/${encodeURIComponent(id)}/fate`, { at }, stop)), [id, at]);
-  if (problem) return html`<${Problem} problem=${problem} />`;
-  if (!value) return html`<p class="soft waiting">looking through the stages …</p>`;
+  if (problem || !value) return instead(problem, "looking through the stages");
   if (!value.seen.length) return html`<p class="soft">No artifact that is still there saw this row.</p>`;
   return html`<${Wide} label="what became of this row"><table class="lines">
       <thead><tr><th>stage</th><th>uses</th><th>what it did</th><th>why, and where</th></tr></thead>

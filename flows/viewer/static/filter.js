@@ -1,11 +1,6 @@
 // The filter is one SQL expression. Bars of the facets add, replace and remove its parts, which `and` joins.
 
-/**
- * The parts of an expression that `and` joins at the top level. Quotes and brackets are respected, and the `and` of
- * BETWEEN stays where it is.
- * @param {string} expression
- * @returns {string[]}
- */
+/** The parts of an expression that `and` joins at the top level. Quotes and brackets are respected, and the `and` of BETWEEN stays where it is. @param {string} expression @returns {string[]} */
 export function parts(expression) {
   const parts = [];
   let [start, depth, quote, between] = [0, 0, "", false];
@@ -50,12 +45,7 @@ function about(part, column) {
 /** A part that stays together among others. @param {string} part */
 const together = (part) => (loose(part) || parts(part).length > 1 ? `(${part})` : part);
 
-/**
- * The expression with `part` for `column` in place of what it said about that column; without it if it was there.
- * @param {string} expression
- * @param {string} column
- * @param {string} part
- */
+/** The expression with `part` for `column` in place of what it said about that column; without it if it was there. @param {string} expression @param {string} column @param {string} part */
 export function toggled(expression, column, part) {
   const whole = loose(expression) ? [`(${expression})`] : parts(expression);
   const added = together(part);

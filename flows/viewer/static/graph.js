@@ -30,10 +30,7 @@ function places(stages, down) {
   return { boxes, width: Math.max(...all.map((box) => box.left)) + width + BOX.margin, height: Math.max(...all.map((box) => box.top)) + BOX.height + BOX.margin };
 }
 
-/**
- * @param {{stages: StageBox[], chosen: string | undefined, choose: (id: string | null) => void, far: (stage: string) => string}} props
- * `far` says how far a stage at work is
- */
+/** @param {{stages: StageBox[], chosen: string | undefined, choose: (id: string | null) => void, far: (stage: string) => string}} props `far` says how far a stage at work is */
 export function Graph({ stages, chosen, choose, far }) {
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const [room, setRoom] = useState(0);

@@ -116,11 +116,7 @@ export const LENSES = [
   },
 ];
 
-/**
- * Why a lens cannot be used on a row; null if it can.
- * @param {Lens} lens
- * @param {Tokens} tokens
- */
+/** Why a lens cannot be used on a row; null if it can. @param {Lens} lens @param {Tokens} tokens */
 export function lacking(lens, tokens) {
   if (tokens.length === 0) return tokens.reason || "the row has no tokens: it was imported, or a scripted expert wrote it";
   for (const name of lens.needs) {

@@ -57,10 +57,7 @@ export function usePulse(heard) {
   }, []);
 }
 
-/**
- * Calls `again` once, `ms` after each `value` that is not the last one, while somebody looks.
- * @param {unknown} value @param {boolean | undefined} unfinished @param {() => void} again @param {number} [ms]
- */
+/** Calls `again` once, `ms` after each `value` that is not the last one, while somebody looks. @param {unknown} value @param {boolean | undefined} unfinished @param {() => void} again @param {number} [ms] */
 export function useUnfinished(value, unfinished, again, ms = AGAIN_MS) {
   useEffect(() => {
     if (!unfinished) return undefined;
@@ -80,10 +77,7 @@ export function useUnfinished(value, unfinished, again, ms = AGAIN_MS) {
   }, [value]);
 }
 
-/**
- * A number that grows when what `pick` takes from the server's word is another than before.
- * @param {(now: Pulse) => unknown} pick
- */
+/** A number that grows when what `pick` takes from the server's word is another than before. @param {(now: Pulse) => unknown} pick */
 export function useChanges(pick) {
   const [state] = useState(() => ({ before: /** @type {string | null} */ (null) }));
   const [changes, setChanges] = useState(0);

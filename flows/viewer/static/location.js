@@ -24,11 +24,7 @@ export function lasting() {
   return whole(address(path, { ...params, at: params.at ?? version.value }));
 }
 
-/**
- * The address of a page. Empty values are left out; of a list, each value is given.
- * @param {string} path
- * @param {Record<string, string | number | boolean | null | undefined | string[]>} [params]
- */
+/** The address of a page. Empty values are left out; of a list, each value is given. @param {string} path @param {Record<string, string | number | boolean | null | undefined | string[]>} [params] */
 export function address(path, params = {}) {
   const kept = Object.entries(params).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const pairs = kept.flatMap(([name, value]) => (Array.isArray(value) ? value : [value]).map((item) => [name, String(item)]));
@@ -36,19 +32,12 @@ export function address(path, params = {}) {
   return query ? `${path}?${query}` : path;
 }
 
-/**
- * @param {string} id
- * @param {Record<string, string | number | null | undefined>} [params]
- */
+/** @param {string} id @param {Record<string, string | number | null | undefined>} [params] */
 export function rowAddress(id, params = {}) {
   return address(`/row/${encodeURIComponent(id)}`, params);
 }
 
-/**
- * Opens an address of this viewer.
- * @param {string} to
- * @param {boolean} [replace] without a step in the history
- */
+/** Opens an address of this viewer. @param {string} to @param {boolean} [replace] without a step in the history */
 export function go(to, replace = false) {
   if (replace) history.replaceState(null, "", href(to));
   else history.pushState(null, "", href(to));
@@ -63,10 +52,7 @@ function follow() {
   route.value = to;
 }
 
-/**
- * Changes some parameters of this page's address and keeps the others.
- * @param {Record<string, string | number | boolean | null | undefined>} params
- */
+/** Changes some parameters of this page's address and keeps the others. @param {Record<string, string | number | boolean | null | undefined>} params */
 export function change(params) {
   const now = read();
   const to = address(now.path, { ...now.params, ...params });

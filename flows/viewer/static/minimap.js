@@ -9,9 +9,7 @@ const WIDTH = 56;
 const LANE = 6; // for the roles and errors
 const ROW = 3;
 
-/**
- * @param {{painter: Painter, messages: Turn[], spans: [number, number][], lens: string, theme: string, jump: (token: number) => void}} props
- */
+/** @param {{painter: Painter, messages: Turn[], spans: [number, number][], lens: string, theme: string, jump: (token: number) => void}} props */
 export function Minimap({ painter, messages, spans, lens, theme, jump }) {
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   const view = useRef(/** @type {HTMLElement | null} */ (null));

@@ -7,7 +7,7 @@ import { Graph, StageTable } from "./graph.js";
 import { useKeys } from "./keys.js";
 import { useChanges, useUnfinished } from "./live.js";
 import { address, change, go, route, version } from "./location.js";
-import { Empty, OfStore, Problem } from "./problem.js";
+import { Empty, OfStore, Problem, instead } from "./problem.js";
 import { STOPPED, farNow } from "./progress.js";
 import { pieces } from "./text.js";
 import { Wide, html, useEffect, useState } from "./ui.js";
@@ -31,8 +31,7 @@ export function OverviewPage() {
   useEffect(() => void (version.value = null), []);
   const whatIf = useWhatIf(value?.pipeline);
   useKeys({ w: { does: "what would run with another setting", run: () => document.getElementById("what-if")?.focus() }, b: { does: "the buffer", run: () => go("/buffer") } });
-  if (problem && !value) return html`<${Problem} problem=${problem} />`;
-  if (!value) return html`<p class="soft waiting">reading the store …</p>`;
+  if (!value) return instead(problem, "reading the store");
   const { runs, pipelines, rows } = value;
   const awaited = whatIf.given.length > 0 && !whatIf.problem && (!whatIf.plan || whatIf.plan.planning);
   const stages = whatIf.plan?.stages.length && !awaited ? whatIf.plan.stages : awaited || value.planning ? value.stages.map(planning) : value.stages;
@@ -82,8 +81,7 @@ function Pipelines({ all, chosen }) {
 
 /** Success in the newest evaluations with its interval: one line per policy, stage and split, all on one scale from 0 to 1. @param {{value: Evaluations | null, problem: Error | null, changes: number}} props */
 function Better({ value, problem, changes }) {
-  if (problem) return html`<${Problem} problem=${problem} />`;
-  if (!value) return html`<p class="soft waiting">reading the evaluations …</p>`;
+  if (problem || !value) return instead(problem, "reading the evaluations");
   const newest = value.evaluations.filter(({ stage }, i, all) => all.findIndex((other) => other.stage === stage) === i).slice(0, POLICIES);
   if (!newest.length) return html`<${Empty} says="No policy was evaluated yet." command="agentrl run quickstart" />`;
   const results = newest.flatMap(({ policy, stage, split, results }) => results.filter(({ level, env }) => level < 0 && !env).map((result) => ({ ...result, policy, stage, split })));

@@ -4,7 +4,7 @@ import { count, decimal, plural } from "./format.js";
 import { useKeys } from "./keys.js";
 import { address, change, go, route, rowAddress } from "./location.js";
 import { Preference, usePreference } from "./preference.js";
-import { Empty, Problem } from "./problem.js";
+import { Empty, instead } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { fetchSequence } from "./tokens.js";
 import { Wide, html } from "./ui.js";
@@ -22,8 +22,7 @@ export function PairPage() {
 /** @param {{artifact: string | undefined, offset: number}} props */
 function All({ artifact, offset }) {
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").PairLines>} */ (json("/api/pairs", { artifact, offset, limit: PAGE }, stop)), [artifact, offset]);
-  if (problem) return html`<h1>Pairs</h1><${Problem} problem=${problem} />`;
-  if (!value) return html`<h1>Pairs</h1><p class="soft waiting">reading the pairs …</p>`;
+  if (problem || !value) return instead(problem, "reading the pairs", "Pairs");
   if (!value.artifact) return html`<h1>Pairs</h1><${Empty} says="No stage made preference pairs yet." command="agentrl run methods/eto" />`;
   return html`<h1>Pairs</h1>
     <p><select aria-label="artifact" onChange=${(/** @type {Event} */ event) => change({ artifact: /** @type {HTMLSelectElement} */ (event.target).value, offset: null })}>
@@ -54,8 +53,7 @@ function One({ artifact, pair }) {
     n: { does: "next pair", run: () => turn(value?.answer.next) },
     p: { does: "previous pair", run: () => turn(value?.answer.previous) },
   });
-  if (problem) return html`<h1>${visible(pair)}</h1><${Problem} problem=${problem} />`;
-  if (!value) return html`<h1>${visible(pair)}</h1><p class="soft waiting">reading the pair …</p>`;
+  if (problem || !value) return instead(problem, "reading the pair", visible(pair));
   const { answer, chosen, rejected } = value;
   const name = (/** @type {PairSide} */ side, /** @type {string} */ word) => html`${word}: <a href=${rowAddress(side.trajectory_id)}>${visible(side.trajectory_id)}</a>`;
   const sides = [

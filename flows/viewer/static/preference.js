@@ -13,10 +13,7 @@ const NAME = "preference";
 /** Value -> how it is said. The left side is the chosen one. */
 const VALUES = { chosen: "the left", rejected: "the right", tie: "neither" };
 
-/**
- * What the author said of a pair, and how to say it. An exported file has none of it.
- * @param {string | undefined} row the chosen side @param {string} pair
- */
+/** What the author said of a pair, and how to say it. An exported file has none of it. @param {string | undefined} row the chosen side @param {string} pair */
 export function usePreference(row, pair) {
   const [told, setTold] = useState(0); // how often something was said
   const [refused, setRefused] = useState(/** @type {Error | null} */ (null));

@@ -3,7 +3,7 @@ import { json, useAnswer } from "./api.js";
 import { AsTable, Drawing, RampLegend, ramp } from "./tree_boxes.js";
 import { count, decimal, plural } from "./format.js";
 import { change, go, route, rowAddress } from "./location.js";
-import { Problem } from "./problem.js";
+import { instead } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { html, useMemo } from "./ui.js";
 
@@ -29,8 +29,7 @@ export function Prefixes({ env, task, at, rows }) {
 function Tree({ env, task, at }) {
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").TaskTree>} */ (json("/api/task/tree", { env, task_id: task, at }, stop)), [env, task, at]);
   const boxes = useMemo(() => value?.branches.map(box) ?? [], [value]);
-  if (problem) return html`<${Problem} problem=${problem} />`;
-  if (!value) return html`<p class="soft waiting">reading the tokens …</p>`;
+  if (problem || !value) return instead(problem, "reading the tokens");
   const left = value.left_out ? html`<p class="soft">${plural(value.left_out, "attempt")} without tokens, of another tokenizer than most, or beyond the newest 1,024 ${value.left_out === 1 ? "is" : "are"} left out.</p>` : "";
   if (!boxes.length) return html`${left}<p class="soft">No attempt has tokens to share.</p>`;
   const chosen = Math.max(0, Math.min(boxes.length - 1, Number(route.value.params.branch ?? 0) || 0));

@@ -14,6 +14,9 @@ export function Problem({ problem }) {
   </div>`;
 }
 
+/** What stands in the place of an answer that is not there, under a heading. @param {Error | null} problem @param {string} doing what the page waits for @param {any} [heading] */
+export const instead = (problem, doing, heading) => html`${heading && html`<h1>${heading}</h1>`}${problem ? html`<${Problem} problem=${problem} />` : html`<p class="soft waiting">${doing} …</p>`}`;
+
 /** A page that is empty, and the command that fills it. @param {{says: string, command: string}} props */
 export function Empty({ says, command }) {
   return html`<div class="empty-state"><p>${says}</p><p><${OfStore} command=${command} /></p></div>`;

@@ -39,10 +39,7 @@ export function Status() {
   </div>`;
 }
 
-/**
- * Why a stage stopped and how far it came, the command that goes on, and the end of its log.
- * @param {{stage: import("./wire.js").RunStage, run: import("./wire.js").RunAnswer}} props
- */
+/** Why a stage stopped and how far it came, the command that goes on, and the end of its log. @param {{stage: import("./wire.js").RunStage, run: import("./wire.js").RunAnswer}} props */
 export function Stopped({ stage, run }) {
   const { status, cause, progress, log, log_tail: tail } = stage;
   const why = cause || (status === "killed" ? run.gone : "");

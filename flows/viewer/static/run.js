@@ -6,7 +6,7 @@ import { literal } from "./filter.js";
 import { count, seconds, time } from "./format.js";
 import { lost, useChanges, usePulse } from "./live.js";
 import { address, version } from "./location.js";
-import { Problem } from "./problem.js";
+import { instead } from "./problem.js";
 import { STOPPED, Stopped, far, farNow } from "./progress.js";
 import { pieces } from "./text.js";
 import { Wide, html, useEffect, useState } from "./ui.js";
@@ -32,8 +32,7 @@ export function RunPage({ id }) {
     const timer = setInterval(() => document.hidden || look((number) => number + 1), AGAIN_MS); // logs grow without a word of the server
     return () => clearInterval(timer);
   }, [running]);
-  if (problem && !value) return html`<h1>${pieces(id)}</h1><${Problem} problem=${problem} />`;
-  if (!value) return html`<h1>${pieces(id)}</h1><p class="soft waiting">reading the run …</p>`;
+  if (!value) return instead(problem, "reading the run", pieces(id));
   const stopped = value.stages.filter((stage) => STOPPED.includes(stage.status));
   return html`<h1>${pieces(value.run_id)}</h1>
     <p role="status"><span class=${`status ${COLOURS[value.state] ?? "cached"}`}>${running ? "◌ " : value.state === "completed" ? "✓ " : "✗ "}${value.state}</span> <span class="soft">${pieces(value.pipeline)}, started ${time(value.started)} UTC on ${pieces(value.host)}${value.seconds === null ? "" : `, took ${seconds(value.seconds)}`}${value.gone && html`; ${pieces(value.gone)}`}</span></p>

@@ -40,10 +40,7 @@ export const ask = (address, how) => fetch(under + address, how);
 /** The server's word of what changes; null if nothing does, as in an exported file. @returns {EventSource | null} */
 export const events = () => new EventSource(`${under}/api/events`);
 
-/**
- * A viewer that others can reach gives its token in the fragment of its address, which browsers send nowhere. It is
- * exchanged for a cookie, and leaves the address.
- */
+/** A viewer that others can reach gives its token in the fragment of its address, which browsers send nowhere. It is exchanged for a cookie, and leaves the address. */
 export async function enter() {
   const token = /^#token=(.+)$/.exec(location.hash)?.[1];
   if (!token) return;

@@ -9,10 +9,7 @@ import { useEffect, useMemo, useState } from "./ui.js";
 /** @typedef {import("./wire.js").ShownMessage} Message */
 /** @typedef {[number, number]} Span the first token, and the one after the last */
 
-/**
- * The tokens of a row, once they are asked for, and which of them are chosen.
- * @param {string | undefined} id @param {string | undefined} at @param {Message[] | null} messages
- */
+/** The tokens of a row, once they are asked for, and which of them are chosen. @param {string | undefined} id @param {string | undefined} at @param {Message[] | null} messages */
 export function useSpan(id, at, messages) {
   const [shown, setShown] = useState(false);
   const [ends, setEnds] = useState(/** @type {[number, number] | null} */ (null)); // where it began, and the cursor; both are in it

@@ -4,7 +4,7 @@ import { number } from "./chart.js";
 import { oneOf } from "./filter.js";
 import { count, decimal, plural } from "./format.js";
 import { address, rowAddress, version } from "./location.js";
-import { OfStore, Problem } from "./problem.js";
+import { OfStore, instead } from "./problem.js";
 import { pieces } from "./text.js";
 import { Wide, html, useEffect, useState } from "./ui.js";
 
@@ -59,8 +59,7 @@ function Learned({ artifact, step, at }) {
     return { rows: rowsOf(table), version: headers.get("X-Version") };
   }, [artifact, step, at]);
   useEffect(() => void (version.value = value?.version ?? null), [value]);
-  if (problem) return html`<${Problem} problem=${problem} />`;
-  if (!value) return html`<p class="soft waiting">reading the rows …</p>`;
+  if (problem || !value) return instead(problem, "reading the rows");
   const { rows } = value;
   const groups = groupsOf(rows);
   const flat = groups.filter((group) => group.flat);

@@ -3,7 +3,7 @@ import { json, useAnswer } from "./api.js";
 import { count, decimal, percent, plural } from "./format.js";
 import { change, route, rowAddress, version } from "./location.js";
 import { Prefixes } from "./prefixes.js";
-import { Problem } from "./problem.js";
+import { Problem, instead } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { fetchTokens } from "./tokens.js";
 import { Wide, html, useEffect } from "./ui.js";
@@ -24,8 +24,7 @@ export function TaskPage() {
     return { aligned, left, right };
   }, [a, b, at]);
   useEffect(() => void (value && (version.value = String(value.version))), [value]);
-  if (problem) return html`<h1>${visible(task_id ?? "task")}</h1><${Problem} problem=${problem} />`;
-  if (!value) return html`<h1>${visible(task_id ?? "task")}</h1><p class="soft waiting">reading the attempts …</p>`;
+  if (problem || !value) return instead(problem, "reading the attempts", visible(task_id ?? "task"));
   return html`<h1>${visible(value.task_id)}</h1>
     <p class="soft">${pieces(value.env)}, ${plural(value.rows, "attempt")}</p>
     ${value.prompts.map((prompt) => html`<p class="prompt">${pieces(prompt)}</p>`)}

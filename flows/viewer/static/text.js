@@ -30,11 +30,7 @@ export function visible(text) {
   return ONE.test(text) ? text.replace(EVERY, sign) : text;
 }
 
-/**
- * Plain pieces as strings; signs as elements that say what they stand for.
- * @param {string} text
- * @returns {import("./vendor/preact.js").Child[]}
- */
+/** Plain pieces as strings; signs as elements that say what they stand for. @param {string} text @returns {import("./vendor/preact.js").Child[]} */
 export function pieces(text) {
   if (!ONE.test(text)) return [text];
   const parts = [];
@@ -53,11 +49,7 @@ export function pieces(text) {
 const SGR = /\u001b\[([0-9;]*)m/g;
 const COLOURS = ["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white"];
 
-/**
- * Pieces of a text with colours of terminals; every other escape stays visible.
- * @param {string} text
- * @returns {import("./vendor/preact.js").Child[]}
- */
+/** Pieces of a text with colours of terminals; every other escape stays visible. @param {string} text @returns {import("./vendor/preact.js").Child[]} */
 export function terminal(text) {
   if (!text.includes("\u001b[")) return pieces(text);
   /** @type {import("./vendor/preact.js").Child[]} */
@@ -92,10 +84,7 @@ const IMAGE = /data:image\/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]{16,}={0,2}
 const CHUNK = 16_384;
 const SHOWN = 1_000_000;
 
-/**
- * Text in chunks that the browser lays out when they come into view, at most a megabyte before the reader asks for more.
- * @param {{text: string}} props
- */
+/** Text in chunks that the browser lays out when they come into view, at most a megabyte before the reader asks for more. @param {{text: string}} props */
 export function Text({ text }) {
   const [limit, setLimit] = useState(SHOWN);
   const parts = useMemo(() => chunks(text.slice(0, limit)), [text, limit]);

@@ -107,13 +107,7 @@ export class Tokens {
     return this.known && this.text[this.start[i] + this.size[i] - 1] === 0x0a;
   }
 
-  /**
-   * Where to cut the tokens from `a` to `b`: after a line break, if there is one in the second half of a block; never
-   * inside a character.
-   * @param {number} a
-   * @param {number} b
-   * @returns {[number, number][]}
-   */
+  /** Where to cut the tokens from `a` to `b`: after a line break, if there is one in the second half of a block; never inside a character. @param {number} a @param {number} b @returns {[number, number][]} */
   blocks(a, b) {
     /** @type {[number, number][]} */
     const spans = [];
@@ -146,13 +140,7 @@ function templates({ text, start, size, length }) {
   return covered;
 }
 
-/**
- * Tokens of `path`, and their text if they have one.
- * @param {string} path
- * @param {string} textPath
- * @param {import("./api.js").Params} params
- * @param {AbortSignal} [stop]
- */
+/** Tokens of `path`, and their text if they have one. @param {string} path @param {string} textPath @param {import("./api.js").Params} params @param {AbortSignal} [stop] */
 export async function fetchSequence(path, textPath, params, stop) {
   const [{ table }, text] = await Promise.all([arrow(path, params, stop), bytes(textPath, params, stop)]);
   return new Tokens(table, text);

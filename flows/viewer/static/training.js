@@ -7,7 +7,7 @@ import { count, plural, time } from "./format.js";
 import { useKeys } from "./keys.js";
 import { lost, useChanges, usePulse } from "./live.js";
 import { address, change, route, version } from "./location.js";
-import { Empty, Problem } from "./problem.js";
+import { Empty, instead } from "./problem.js";
 import { Stopped, farNow } from "./progress.js";
 import { Step } from "./step.js";
 import { pieces } from "./text.js";
@@ -30,8 +30,7 @@ export function TrainingPage() {
     j: { does: "next step", run: () => move(1) },
     k: { does: "previous step", run: () => move(-1) },
   });
-  if (problem && !value) return html`<h1>Training</h1><${Problem} problem=${problem} />`;
-  if (!value) return html`<h1>Training</h1><p class="soft waiting">reading the store …</p>`;
+  if (!value) return instead(problem, "reading the store", "Training");
   const { stages } = value;
   if (!stages.length) return html`<h1>Training</h1><${Empty} says="No stage has trained yet." command="agentrl run quickstart" />`;
   const fits = (/** @type {Stage} */ listed) =>
@@ -75,8 +74,7 @@ function Shown({ stage }) {
 /** @param {{stage: Stage}} props */
 function AtRest({ stage }) {
   const { value, problem } = useAnswer(async (stop) => Curves.of((await arrow("/api/training/metrics", { artifact: stage.artifact }, stop)).table), [stage.artifact]);
-  if (problem) return html`<${Problem} problem=${problem} />`;
-  if (!value) return html`<p class="soft waiting">reading the metrics …</p>`;
+  if (problem || !value) return instead(problem, "reading the metrics");
   return html`<${Charts} stage=${stage} curves=${value} />`;
 }
 

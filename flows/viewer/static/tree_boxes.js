@@ -51,10 +51,7 @@ export function Drawing({ boxes, chosen, choose, open, label }) {
   </div>`;
 }
 
-/**
- * The same as a table, which is made when it is opened.
- * @param {{rows: () => unknown}} props
- */
+/** The same as a table, which is made when it is opened. @param {{rows: () => unknown}} props */
 export function AsTable({ rows }) {
   const [open, setOpen] = useState(false);
   return html`<details onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.currentTarget).open)}><summary>as a table</summary>${open && html`<${Wide} label="the tree as a table">${rows()}<//>`}</details>`;

@@ -27,10 +27,7 @@ export function useWhatIf(pipeline) {
   return { given, plan: current, problem: given.length ? answer.problem : null };
 }
 
-/**
- * The form, the settings that were given, and what would run with them.
- * @param {{pipeline: string, stages: StageBox[], chosen: string | undefined, whatIf: ReturnType<typeof useWhatIf>}} props
- */
+/** The form, the settings that were given, and what would run with them. @param {{pipeline: string, stages: StageBox[], chosen: string | undefined, whatIf: ReturnType<typeof useWhatIf>}} props */
 export function WhatIf({ pipeline, stages, chosen, whatIf }) {
   const { given, plan, problem } = whatIf;
   const known = useAnswer((stop) => /** @type {Promise<import("./wire.js").KnownSettings>} */ (json("/api/settings", { pipeline }, stop)), [pipeline]);

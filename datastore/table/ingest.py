@@ -68,7 +68,7 @@ class Ingest:
         try:
             for table in self._tables():
                 for part in _bounded(table):
-                    checked = self._checked(self._filled(part))
+                    checked = self._checked(_with_own_seconds(self._filled(part)))
                     self.rows += checked.num_rows
                     yield from checked.to_batches()
             if self._quarantine:
@@ -151,6 +151,17 @@ class Ingest:
                 index = table.schema.get_field_index(name)
                 table = table.set_column(index, table.schema.field(index), pc.if_else(empty, value, column))
         return table
+
+
+def _with_own_seconds(table: pa.Table) -> pa.Table:
+    """The rows without seconds of messages that they do not have, as a copy of a row with fewer messages has."""
+    counts = (pc.list_value_length(table[name]) for name in ("message_seconds", "messages"))
+    others = pc.fill_null(pc.not_equal(*counts), False)
+    if not pc.any(others).as_py():
+        return table
+    index, column = table.schema.get_field_index("message_seconds"), table["message_seconds"]
+    own = pc.if_else(others, pa.scalar(None, column.type), column)
+    return table.set_column(index, table.schema.field(index), own)
 
 
 def _bounded(table: pa.Table) -> Iterator[pa.Table]:

@@ -220,8 +220,6 @@ def _seconds(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:
         return
     wrong = _numpy(pc.fill_null(pc.invert(pc.and_(pc.is_finite(known), pc.greater_equal(known, 0))), False), False)
     yield "message_seconds", "is negative or not finite", rows.rows_of(_owner(seconds), wrong)
-    uneven = rows.lengths("message_seconds") != rows.lengths("messages")
-    yield "message_seconds", "is not as long as messages", uneven & seconds.is_valid().to_numpy(zero_copy_only=False)
 
 
 def _json(rows: _Rows) -> Iterator[tuple[str, str, Mask]]:

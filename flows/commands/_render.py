@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.flows.display import seconds
 from agentrl.pipelines.printable import one_line
 from agentrl.schemas.trajectory import Message, Role, Trajectory
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 COLORS = {Role.SYSTEM: "magenta", Role.USER: "cyan", Role.ASSISTANT: "green", Role.TOOL: "yellow"}
 CELL_WIDTH = 60
 STRIP_WIDTH = 72
+LEAST_S = 0.1
+"""Seconds from which on a message says how long it took."""
 NARROW = 6
 """Least width of a column, in characters, even if ids fill the terminal."""
 
@@ -109,6 +112,8 @@ def _message(row: Trajectory, message: Message, number: int) -> Panel:
         body.append(_arguments(call.arguments))
         body.append(")", style="bold blue")
     title = message.role.value + (f" · {message.name}" if message.name and message.role is Role.TOOL else "")
+    took = (row.message_seconds or {number: None})[number]
+    title += f" · {seconds(took)}" if took is not None and took >= LEAST_S else ""
     return Panel(
         body,
         title=Text(f"{number} {title}"),

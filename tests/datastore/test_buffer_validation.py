@@ -51,7 +51,6 @@ BROKEN = [
     ({"messages": [message(token_start=0, token_end=5)]}, "action_mask", "outside the assistant messages"),
     ({"action_mask": [True] * 11}, "action_mask", "as long as input_ids"),
     ({"logprobs": [-1.0]}, "logprobs", "as long as input_ids"),
-    ({"message_seconds": [1.0]}, "message_seconds", "as long as messages"),
     ({"message_seconds": [None, -1.0, None, None]}, "message_seconds", "is negative or not finite"),
     ({"message_seconds": [None, math.inf, None, None]}, "message_seconds", "is negative or not finite"),
     ({"logprobs": []}, "logprobs", "as long as input_ids"),

@@ -171,6 +171,9 @@ def test_seconds_of_messages_leave_the_digests_as_they_were(tmp_path: Path) -> N
     assert buffer.digest(ids) == OF_VERSION_5
     timed = [build(number, stage="other", message_seconds=[None, 1.5, 0.25, number]) for number in range(4)]
     buffer.append(timed, stage="other", fingerprint="g")
+    cut = build(4, stage="other", message_seconds=[1.0])
+    buffer.append([cut, build(5, stage="other", message_seconds=[1.0] * 4)], stage="other", fingerprint="h")
+    assert buffer.get(cut.trajectory_id).message_seconds is None, "whose they are is lost"
     compact(buffer)
     assert digests(timed) == digests([row.model_copy(update={"message_seconds": None}) for row in timed])
     assert [row.message_seconds for row in buffer.get_many([row.trajectory_id for row in timed])] == [

@@ -88,6 +88,12 @@ def test_nothing_that_is_printed_steers_the_terminal(text: str) -> None:
     assert not steers(OWN.sub("", out.getvalue()).replace("\r", ""))
 
 
+def test_a_trajectory_says_how_long_its_turns_and_calls_took(capsys: pytest.CaptureFixture[str]) -> None:
+    _render.print_trajectory(console(), build(1, message_seconds=[None, 12.3, 0.4, 0.01]), tokens=False)
+    titles = [line.strip("╭─╮\n ") for line in capsys.readouterr().out.splitlines() if line.startswith("╭")]
+    assert titles == ["0 user", "1 assistant · 12 s", "2 tool · find · 0.4 s", "3 assistant"]
+
+
 def test_markup_of_others_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     console().print(MARKUP)
     say(MARKUP)

@@ -1,5 +1,6 @@
 """What became of a row, what stages dropped that do not record it, and which calls failed."""
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,9 @@ def test_a_warning_is_where_a_rule_drops_successes_that_nobody_asked_it_to(
 
 
 def test_calls_that_failed_are_listed_with_their_messages(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = browser.json("/api/calls", filter="stage = 'grpo'")
+    answer, untimed = browser.json("/api/calls", filter="stage = 'grpo'"), {"timed": 0, "seconds": 0.0, "median": None}
     assert (answer["rows"], answer["looked_at"], answer["unknown"]) == (20, 20, 0)
-    assert answer["tools"] == [{"name": "add", "calls": 20, "answered": 20, "failed": 5, "rows": 20}]
+    assert answer["tools"] == [{"name": "add", "calls": 20, "answered": 20, "failed": 5, "rows": 20, **untimed}]
     assert [call["trajectory_id"] for call in answer["failed"]] == [IDS[number] for number in (16, 12, 8, 4, 0)]
     assert answer["failed"][0]["message"] == 2
     assert answer["failed"][0]["arguments"] == '{"x": 1}'
@@ -142,9 +143,12 @@ def test_calls_that_failed_are_listed_with_their_messages(browser: Browser, monk
 def test_an_answer_is_of_the_call_of_its_step(tmp_path: Path) -> None:
     """Ids of calls come again in later steps."""
     tools: dict[str, Any] = {}
+    took: defaultdict[str, list[float]] = defaultdict(list)
     messages = [message.model_dump() for message in row(0).messages]
     again = [{**messages[1], "tool_calls": [{"id": "c1", "name": "find", "arguments": "{}"}]}, messages[2]]
-    calls._count(tools, [], {"messages": messages + again, "n_tool_errors": 2, "trajectory_id": "r"})
+    record = {"messages": messages + again, "message_seconds": [None, 1.0, 0.5, 2.0, 1.5, 0.25], "n_tool_errors": 2}
+    calls._count(tools, took, [], record | {"trajectory_id": "r"})
+    assert took == {"add": [0.5], "find": [0.25]}
     assert {name: dict(counts) for name, counts in tools.items()} == {
         "add": {"calls": 1, "answered": 1, "failed": 1, "rows": 1},
         "find": {"calls": 1, "answered": 1, "failed": 1, "rows": 1},

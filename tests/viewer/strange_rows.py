@@ -140,6 +140,7 @@ def _plain(number: int, payload: str) -> Trajectory:
         n_steps=1,
         n_tool_calls=1,
         messages=messages,
+        message_seconds=[None, None, 0.25, 2.5],
         tools=json.dumps([{"name": payload}]),
         final_state=quoted,
     )
@@ -155,7 +156,8 @@ def _texts(name: str, *contents: str) -> Trajectory:
 
 
 def _signs() -> Trajectory:
-    return _texts("signs", SIGNS, f"a picture: data:image/png;base64,{PIXEL}")
+    timed = {"tags": ["latency_s:9.00"], "message_seconds": [None, 1.5]}
+    return _texts("signs", SIGNS, f"a picture: data:image/png;base64,{PIXEL}").model_copy(update=timed)
 
 
 def _huge() -> Trajectory:
@@ -184,7 +186,7 @@ def _breach(sampled: Trajectory) -> Trajectory:
     """A row whose mask holds two tokens that have no log-prob."""
     own = [number for number, sampled_here in enumerate(sampled.action_mask) if sampled_here]
     logprobs = [math.nan if number in own[2:4] else value for number, value in enumerate(sampled.logprobs)]
-    return _named(sampled, "breach", {"logprobs": logprobs})
+    return _named(sampled, "breach", {"logprobs": logprobs, "message_seconds": [3.5] * len(sampled.messages)})
 
 
 def _named(sampled: Trajectory, name: str, update: dict[str, Any]) -> Trajectory:

@@ -67,6 +67,12 @@ def test_a_file_says_what_it_holds(alone: Watched, store: str) -> None:
     assert page.title() == "buffer · agentrl"
 
 
+def test_a_file_says_how_long_messages_took(alone: Watched) -> None:
+    page = alone.open("/row/breach", ".outline")
+    assert "3.5 s" in page.inner_text("#m1 header")
+    assert page.locator(".outline a", has_text="3.5 s").count() == page.locator(".turn").count()
+
+
 def test_filters_sorts_and_bars_work_in_a_file(alone: Watched) -> None:
     page = alone.open("/buffer", ".grid a")
     page.locator("section[aria-label=stage] .value", has_text="grpo").click()

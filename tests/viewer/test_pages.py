@@ -2,9 +2,11 @@
 
 import re
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from pages import LAID_OUT, PAGES, named
+from strange_rows import PAYLOADS
 from watched import PICTURES, Watched, both_themes, until
 
 from agentrl.datastore.buffer import TrajectoryBuffer
@@ -318,6 +320,28 @@ def test_rows_without_tokens_say_so(seen: Watched) -> None:
     assert page.locator(".minimap").count() == 0
 
 
+TIMES = "[...document.querySelector('.lines').tBodies[0].rows].map((row) => row.innerText.split('\\t').slice(-2))"
+MARK = """(({ outlineStyle, boxShadow, webkitBoxDecorationBreak }) =>
+  [outlineStyle, boxShadow === "none", webkitBoxDecorationBreak])(getComputedStyle(document.querySelector(".t.now")))"""
+
+
+def test_messages_and_calls_say_how_long_they_took(seen: Watched) -> None:
+    page = seen.open("/row/signs", ".turn")
+    assert ("1.5 s" in page.inner_text("#m0 header"), "1.5 s" in page.inner_text("#m1 header")) == (False, True)
+    assert "turns took 1.5 s" in page.inner_text(".title")
+    assert "latency_s" not in page.inner_text(".title"), "the column says more than the tag"
+    page = seen.open("/row/breach", ".outline")
+    turns = page.locator(".turn").count()
+    assert page.locator(".outline a", has_text="3.5 s").count() == turns
+    page = seen.open("/calls?filter=" + quote("trajectory_id like 'xss-%'"), ".lines")
+    assert page.evaluate(TIMES) == [["2.5 s", "2.5 s"]] * len(PAYLOADS)
+
+
+def test_a_chosen_token_has_a_frame_in_each_of_its_lines(seen: Watched) -> None:
+    page = seen.open("/row/breach?lens=logprob&t=60", ".t.now")
+    assert page.evaluate(MARK) == ["none", False, "clone"]
+
+
 @both_themes
 def test_two_evaluations_are_compared_on_the_tasks_of_both(seen: Watched) -> None:
     page = seen.open("/evaluation", ".lines")
@@ -326,7 +350,18 @@ def test_two_evaluations_are_compared_on_the_tasks_of_both(seen: Watched) -> Non
     page.wait_for_selector("#verdict")
     assert "16 tasks of both" in page.inner_text("section[aria-labelledby=verdict]")
     assert page.locator("section[aria-labelledby=verdict] h3").count() == 2
+    assert "not paired" not in page.inner_text("#page")
     assert seen.faults() == []
+
+
+def test_evaluations_of_different_tasks_are_said_not_to_be_paired(seen: Watched) -> None:
+    def partly(route: Any) -> None:
+        route.fulfill(json={**route.fetch().json(), "unshared": 3})
+
+    seen.page.route("**/api/compare?*", partly)
+    page = seen.open("/evaluation", ".lines")
+    page.wait_for_selector("#verdict")
+    assert "3 tasks of one alone are not paired" in page.inner_text("section[aria-labelledby=verdict] .bad")
 
 
 @both_themes

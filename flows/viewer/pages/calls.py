@@ -1,10 +1,11 @@
 """Which calls of tools failed: by tool, and the failed ones of the newest rows, each with its message."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from agentrl.flows.viewer.pages.trajectory import failed
+from agentrl.flows.viewer.pages.trajectory import failed, timed
 from agentrl.flows.viewer.query.tables import both
 from agentrl.flows.viewer.wire.calls import CallsByTool, FailedCall, ToolCalls
 
@@ -27,18 +28,20 @@ def calls(reader: "StoreReader", question: "Filtered") -> CallsByTool:
     calling = snapshot.columns(["n_tool_calls"])["n_tool_calls"].gt(0).to_numpy()
     numbers = snapshot.chosen(question.filter, "created_at", True, both(calling, part.mask if part else None))
     ids = snapshot.columns(["trajectory_id"])["trajectory_id"][numbers[:ROWS]].to_list()
-    rows = reader.read(ids, ("trajectory_id", "n_tool_errors", "messages"), snapshot).to_pylist() if ids else []
+    columns = ("trajectory_id", "n_tool_errors", "messages", "message_seconds")
+    rows = reader.read(ids, columns, snapshot).to_pylist() if ids else []
     tools: dict[str, Counter[str]] = {}
+    took: defaultdict[str, list[float]] = defaultdict(list)
     listed: list[FailedCall] = []
     for row in rows:
-        _count(tools, listed, row)
+        _count(tools, took, listed, row)
     by_errors = sorted(tools.items(), key=lambda item: (-item[1]["failed"], -item[1]["calls"], item[0]))
     return CallsByTool(
         version=snapshot.version,
         rows=len(numbers),
         looked_at=len(rows),
         unknown=sum(row["n_tool_errors"] for row in rows) - sum(counts["failed"] for counts in tools.values()),
-        tools=[ToolCalls(name=name, **{kind: counts[kind] for kind in _KINDS}) for name, counts in by_errors],
+        tools=[_tool(name, counts, took[name]) for name, counts in by_errors],
         failed=listed[:SHOWN],
     )
 
@@ -46,9 +49,19 @@ def calls(reader: "StoreReader", question: "Filtered") -> CallsByTool:
 _KINDS = ("calls", "answered", "failed", "rows")
 
 
-def _count(tools: dict[str, Counter[str]], listed: list[FailedCall], row: Mapping[str, Any]) -> None:
-    """Add the calls of a row to those of their tools, and its failed ones to the list."""
-    messages = row["messages"]
+def _tool(name: str, counts: Counter[str], took: list[float]) -> ToolCalls:
+    known = {kind: counts[kind] for kind in _KINDS}
+    return ToolCalls(name=name, **known, timed=len(took), seconds=sum(took), median=median(took) if took else None)
+
+
+def _count(
+    tools: dict[str, Counter[str]],
+    took: defaultdict[str, list[float]],
+    listed: list[FailedCall],
+    row: Mapping[str, Any],
+) -> None:
+    """Add the calls of a row to those of their tools, the seconds that they took, and its failed ones to the list."""
+    messages = timed(row["messages"], row["message_seconds"])
     errors = failed(messages, row["n_tool_errors"])
     called: dict[str, Mapping[str, Any]] = {}
     own: set[str] = set()
@@ -63,6 +76,8 @@ def _count(tools: dict[str, Counter[str]], listed: list[FailedCall], row: Mappin
             counts = tools.setdefault(call["name"], Counter())
             own.add(call["name"])
             counts["answered"] += 1
+            if message["seconds"] is not None:
+                took[call["name"]].append(message["seconds"])
             if number in errors:
                 counts["failed"] += 1
                 listed.append(_failed_call(row["trajectory_id"], number, call, message))

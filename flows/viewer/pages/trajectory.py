@@ -3,6 +3,7 @@ sampled tokens are trained on."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +42,7 @@ CUT_JSON = 200_000
 BREACHES = 1000
 ATTEMPTS = 1024
 TOKENS = ("input_ids", "action_mask", "logprobs", "spans")
-CONTENT = (*SCALARS, "reward_components", "tags", "messages", "tools", "final_state", *TOKENS)
+CONTENT = (*SCALARS, "reward_components", "tags", "messages", "message_seconds", "tools", "final_state", *TOKENS)
 
 
 def row(reader: "StoreReader", question: "RowQuery") -> RowAnswer:
@@ -67,7 +68,7 @@ def content(
     row: pa.Table, scalars: dict[str, Any], artifacts: Artifacts, sampled: np.ndarray, *, whole: bool = False
 ) -> dict[str, Any]:
     """What a row says by itself. ``whole`` says that no text is cut."""
-    messages = row["messages"][0].as_py()
+    messages = timed(row["messages"][0].as_py(), row["message_seconds"][0].as_py())
     breaches_found = list(breaches(row, messages, artifacts, sampled))
     errors, cut = failed(messages, scalars["n_tool_errors"]), None if whole else CUT_JSON
     tools, state = row["tools"][0].as_py(), row["final_state"][0].as_py()
@@ -86,6 +87,11 @@ def content(
         "proof": [Breach(token=token, rule=rule) for token, rule in sorted(breaches_found)[:BREACHES]],
         "breaches": len(breaches_found),
     }
+
+
+def timed(messages: Sequence[dict[str, Any]], seconds: Sequence[float | None] | None) -> list[dict[str, Any]]:
+    """Messages with their ``seconds``."""
+    return [message | {"seconds": known} for message, known in zip(messages, seconds or repeat(None), strict=False)]
 
 
 def _shown(messages: Sequence[dict[str, Any]], errors: set[int]) -> Iterator[ShownMessage]:
@@ -114,13 +120,13 @@ def message(reader: "StoreReader", question: "MessageQuery") -> ShownMessage:
     """A message whose content begins at a character and has at most so many. Raises RefusedError if there is none of
     this number."""
     table, _ = reader.row_of(question.id, question.at)
-    messages, number = table["messages"][0], question.number
+    messages, number = timed(table["messages"][0].as_py(), table["message_seconds"][0].as_py()), question.number
     if number >= len(messages):
         raise RefusedError(
             f"this row has no message {number}", field="number", allowed=[f"0 to {len(messages) - 1}"], status=404
         )
-    errors = failed(messages.as_py(), table["n_tool_errors"][0].as_py())
-    shown = turn(number, messages[number].as_py(), number in errors, None)
+    errors = failed(messages, table["n_tool_errors"][0].as_py())
+    shown = turn(number, messages[number], number in errors, None)
     end = shown.characters if question.most is None else question.start + question.most
     return shown.model_copy(update={"content": shown.content[question.start : end], "cut": end < shown.characters})
 
@@ -151,6 +157,7 @@ def turn(number: int, message: dict[str, Any], error: bool, cut: int | None) -> 
         reward=message["reward"],
         token_start=message["token_start"],
         token_end=message["token_end"],
+        seconds=message["seconds"],
         error=error,
         characters=len(content),
         cut=cut is not None and any(len(text) > cut for text in texts),

@@ -6,11 +6,18 @@ import { html } from "./ui.js";
 
 /** @typedef {import("./wire.js").PairedDifference} Difference */
 
+/** Says that two evaluations are of different sets of tasks. @param {{unshared?: number}} props `unshared` tasks are of one alone, if the others are paired */
+export function OtherTasks({ unshared }) {
+  const apart = unshared ? `${plural(unshared, "task")} of one alone ${unshared === 1 ? "is" : "are"}` : "their attempts are";
+  return html`<p class="bad">The two evaluations are of different sets of tasks, so ${apart} not paired, and their success is not of the same thing.</p>`;
+}
+
 /** @param {{difference: Difference}} props */
 export function Headline({ difference }) {
-  const { sentence, shown, mean, learned, than, arm, lost, tasks_lost: all } = difference;
+  const { sentence, shown, mean, learned, than, arm, lost, tasks_lost: all, unshared } = difference;
   const whole = address("/evaluation", { than: than.artifacts[0], arm: arm.artifacts[0] });
   return html`<p class=${`headline ${shown ? (mean > 0 ? "good" : "bad") : ""}`}>${pieces(sentence)}</p>
+    ${unshared > 0 && html`<${OtherTasks} unshared=${unshared} />`}
     ${learned && html`<p class="learned"><span class="soft">Beyond a lower temperature (the control for sharpening):</span> ${pieces(learned)}</p>`}
     ${route.value.path === "/" && html`<p>${all > 0 && html`<span class="soft">Lost${all > lost.length ? `, ${lost.length} of ${plural(all, "task")}` : ""}:</span> ${lost.map((task, i) => html`${i ? " · " : ""}<a href=${address("/task", { env: task.env, task_id: task.task_id })}>${pieces(task.prompt.slice(0, 80) || task.task_id)}</a>`)} · `}<a href=${whole}>the whole comparison</a></p>`}`;
 }

@@ -1,6 +1,6 @@
 // Calls of tools: how often each tool failed, and the calls that did, each with its message.
 import { json, useAnswer } from "./api.js";
-import { count, percent, plural } from "./format.js";
+import { count, percent, plural, seconds } from "./format.js";
 import { useKeys } from "./keys.js";
 import { address, change, go, route, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
@@ -29,10 +29,10 @@ function Told({ value, at }) {
   const { rows, looked_at: looked, unknown, tools, failed } = value;
   if (!rows) return html`<${Empty} says="No row here calls a tool." command="agentrl run quickstart" />`;
   const sum = tools.reduce((total, tool) => total + tool.failed, 0);
-  return html`<p role="status">${plural(sum, "call")} failed in ${plural(looked, "row")}${looked < rows ? `, the newest of ${count(rows)} that call tools` : " that call tools"}.${unknown > 0 && html` <span class="soft">${plural(unknown, "more error")} ${unknown === 1 ? "was" : "were"} counted by rows that do not say of which call.</span>`} <span class="soft">Rows do not hold how long a call took.</span></p>
+  return html`<p role="status">${plural(sum, "call")} failed in ${plural(looked, "row")}${looked < rows ? `, the newest of ${count(rows)} that call tools` : " that call tools"}.${unknown > 0 && html` <span class="soft">${plural(unknown, "more error")} ${unknown === 1 ? "was" : "were"} counted by rows that do not say of which call.</span>`}</p>
     <${Wide} label="calls by tool"><table class="lines">
-      <thead><tr><th>tool</th><th class="number">calls</th><th class="number">answered</th><th class="number">failed</th><th class="number">of those answered</th><th class="number">rows</th></tr></thead>
-      <tbody>${tools.map((tool) => html`<tr><td class="wraps">${pieces(tool.name || "(no name)")}</td><td class="number">${count(tool.calls)}</td><td class="number">${count(tool.answered)}</td><td class=${`number ${tool.failed ? "bad" : ""}`}>${count(tool.failed)}</td><td class="number">${tool.answered ? percent(tool.failed / tool.answered) : "–"}</td><td class="number">${count(tool.rows)}</td></tr>`)}</tbody>
+      <thead><tr><th>tool</th><th class="number">calls</th><th class="number">answered</th><th class="number">failed</th><th class="number">of those answered</th><th class="number">rows</th><th class="number">took</th><th class="number">median of a call</th></tr></thead>
+      <tbody>${tools.map((tool) => html`<tr><td class="wraps">${pieces(tool.name || "(no name)")}</td><td class="number">${count(tool.calls)}</td><td class="number">${count(tool.answered)}</td><td class=${`number ${tool.failed ? "bad" : ""}`}>${count(tool.failed)}</td><td class="number">${tool.answered ? percent(tool.failed / tool.answered) : "–"}</td><td class="number">${count(tool.rows)}</td><td class="number">${tool.timed ? seconds(tool.seconds) : "–"}${tool.timed > 0 && tool.timed < tool.answered && html` <span class="soft">of ${plural(tool.timed, "call")}</span>`}</td><td class="number">${seconds(tool.median) || "–"}</td></tr>`)}</tbody>
     </table><//>
     <h2 id="failed">Calls that failed</h2>
     ${failed.length < sum && html`<p class="soft">the newest ${count(failed.length)} of ${count(sum)}</p>`}

@@ -1,6 +1,6 @@
 // The messages of a row in one column. Under a lens each message shows its tokens in place of its text.
 import { json } from "./api.js";
-import { decimal, plural, size } from "./format.js";
+import { decimal, plural, seconds, size } from "./format.js";
 import { Laid } from "./markdown.js";
 import { Problem } from "./problem.js";
 import { Text, pieces } from "./text.js";
@@ -69,6 +69,7 @@ function Head({ turn, count, trained, learned }) {
     <span class="role">${turn.role}</span>
     ${turn.name && html`<span class="soft">${pieces(turn.name)}</span>`}
     ${turn.error && html`<span class="bad">✗ tool error</span>`}
+    ${turn.seconds !== null && html`<span class="soft" title=${turn.role === "tool" ? "of the call" : "from the request of the turn to its answer"}>${seconds(turn.seconds)}</span>`}
     ${turn.reward !== null && html`<span>reward ${decimal(turn.reward)}</span>`}
     <span class="soft end">${count ? `${plural(count, "token")}, ${trained} ${learned ? "trained" : "sampled"}` : ""} #${turn.number}</span>
   </header>`;

@@ -3,7 +3,7 @@ import { json, useAnswer } from "./api.js";
 import { Headline, Scale } from "./better.js";
 import { chance, count, decimal, decoding, percent, plural, time } from "./format.js";
 import { address, change, route } from "./location.js";
-import { Empty, Problem } from "./problem.js";
+import { Empty, Problem, instead } from "./problem.js";
 import { pieces } from "./text.js";
 import { Wide, html } from "./ui.js";
 
@@ -21,8 +21,7 @@ export function EvaluationPage() {
     async (stop) => (than && arm ? /** @type {Difference} */ (await json("/api/compare", { than, arm, greedy }, stop)) : null),
     [than, arm, greedy],
   );
-  if (problem) return html`<h1>Evaluations</h1><${Problem} problem=${problem} />`;
-  if (!value) return html`<h1>Evaluations</h1><p class="soft waiting">reading the store …</p>`;
+  if (problem || !value) return instead(problem, "reading the store", "Evaluations");
   if (!value.evaluations.length) return html`<h1>Evaluations</h1><${Empty} says="No policy was evaluated yet." command="agentrl run quickstart" />`;
   return html`<h1>Evaluations</h1>
     ${compared.problem && html`<${Problem} problem=${compared.problem} />`}
@@ -70,12 +69,12 @@ const shown = (result) => `${percent(result.success)} (${(100 * result.low).toFi
 
 /** @param {{difference: Difference}} props */
 function Compared({ difference }) {
-  const { than, arm, tasks, unshared, p, gained, lost } = difference;
+  const { than, arm, tasks, p, gained, lost } = difference;
   return html`<section aria-labelledby="verdict">
     <h2 id="verdict">${pieces(arm.name)} compared with ${pieces(than.name)}</h2>
     <${Headline} difference=${difference} />
     <${Scale} difference=${difference} />
-    <p>${pieces(than.name)} ${shown(than)} over its ${plural(than.tasks, "task")}, ${pieces(arm.name)} ${shown(arm)} over its ${plural(arm.tasks, "task")}. The difference is over ${plural(tasks, "task")} of both${unshared ? `; ${plural(unshared, "task")} of one alone left out` : ""}. ${than.unscored + arm.unscored > 0 ? `${plural(than.unscored + arm.unscored, "row")} without an outcome left out. ` : ""}
+    <p>${pieces(than.name)} ${shown(than)} over its ${plural(than.tasks, "task")}, ${pieces(arm.name)} ${shown(arm)} over its ${plural(arm.tasks, "task")}. The difference is over ${plural(tasks, "task")} of both. ${than.unscored + arm.unscored > 0 ? `${plural(than.unscored + arm.unscored, "row")} without an outcome left out. ` : ""}
       The interval is a bootstrap over tasks${p === null ? "" : `; McNemar's exact test: ${chance(p)}`}.</p>
     <div class="sides">
       <section><h3>Lost: ${count(difference.tasks_lost)}</h3><${Tasks} label="tasks that were lost" tasks=${lost} total=${difference.tasks_lost} /></section>

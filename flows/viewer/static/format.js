@@ -5,10 +5,7 @@ const DIGITS = new Intl.NumberFormat("en-US");
 /** @param {number} value */
 export const count = (value) => DIGITS.format(value);
 
-/**
- * At most `digits` behind the point, and a real minus sign.
- * @param {number | null | undefined} value
- */
+/** At most `digits` behind the point, and a real minus sign. @param {number | null | undefined} value */
 export function decimal(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const text = Number.isInteger(value) ? String(value) : value.toFixed(digits);
@@ -27,6 +24,7 @@ export const decoding = (result) => (result.control !== null ? `control, at its 
 /** @param {number | null | undefined} value */
 export function seconds(value) {
   if (value === null || value === undefined) return "";
+  if (value > 0 && value < 0.095) return value < 0.001 ? "under 1 ms" : `${Math.round(1000 * value)} ms`;
   if (value < 60) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
   const minutes = Math.round(value / 60);
   return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;

@@ -1,9 +1,10 @@
 // Two runs side by side: config, code, inputs, metrics, and the rows that differ.
 import { json, useAnswer } from "./api.js";
+import { OtherTasks } from "./better.js";
 import { count, decimal, plural, seconds, time } from "./format.js";
 import { useKeys } from "./keys.js";
 import { address, change, route, version } from "./location.js";
-import { Empty, Problem } from "./problem.js";
+import { Empty, instead } from "./problem.js";
 import { pieces } from "./text.js";
 import { Wide, html, useEffect } from "./ui.js";
 
@@ -24,8 +25,7 @@ export function RunsPage() {
     p: { does: "the next newer run, against the one before it", run: () => turn(-1) },
     s: { does: "swap the two runs", run: () => value?.a && value.b && change({ a: value.b.run_id, b: value.a.run_id }) },
   });
-  if (problem) return html`<h1>Two runs</h1><${Problem} problem=${problem} />`;
-  if (!value) return html`<h1>Two runs</h1><p class="soft waiting">reading the runs …</p>`;
+  if (problem || !value) return instead(problem, "reading the runs", "Two runs");
   if (!value.b) return html`<h1>Two runs</h1><${Empty} says="No pipeline ran in this store yet." command="agentrl run quickstart" />`;
   return html`<h1>Two runs</h1>
     <${Wide} label="the two runs"><table class="lines">
@@ -54,7 +54,7 @@ function Differences({ value, at }) {
       <h2>${pieces(stage.stage)} ${stage.only_in && html`<span class="soft">only in ${stage.only_in}</span>`}</h2>
       ${stage.ingredients.length > 0 && html`<${Made} lines=${stage.ingredients} />`}
       ${stage.metrics.length + stage.rows.length > 0 && html`<${Numbers} stage=${stage} />`}
-      ${stage.other_tasks && html`<p class="bad">The two evaluations are of different sets of tasks, so their attempts are not paired, and their success is not of the same thing.</p>`}
+      ${stage.other_tasks && html`<${OtherTasks} />`}
       ${stage.changed.map((rows) => html`<${Rows} changed=${rows} at=${at} />`)}
     </section>`)}`;
 }

@@ -12,7 +12,7 @@ import { address, change, go, lasting, route, rowAddress, version } from "./loca
 import { useMarks } from "./matches.js";
 import { Minimap } from "./minimap.js";
 import { Painter } from "./painter.js";
-import { Problem } from "./problem.js";
+import { instead } from "./problem.js";
 import { select, selected } from "./selection.js";
 import { store } from "./served.js";
 import { share } from "./share.js";
@@ -35,8 +35,7 @@ export function TrajectoryPage({ id }) {
     tokens.breaches = new Map(row.proof.map((breach) => [breach.token, breach.rule]));
     return { id, row, tokens };
   }, [id, at]);
-  if (problem) return html`<h1>${visible(id)}</h1><${Problem} problem=${problem} />`;
-  if (!value) return html`<h1>${visible(id)}</h1><p class="soft waiting">reading the row …</p>`;
+  if (problem || !value) return instead(problem, "reading the row", visible(id));
   return html`<${Trajectory} key=${value.id} ...${value} />`;
 }
 
@@ -134,9 +133,9 @@ const FOLDED = 20_000; // tokens up to which those of the template are folded: w
 
 /** The turns in a line each. @param {{messages: Row["messages"], current: number, open: (number: number) => void}} props */
 function Outline({ messages, current, open }) {
-  const line = (/** @type {Row["messages"][number]} */ { role, content, tool_calls: calls, name, error }) => {
+  const line = (/** @type {Row["messages"][number]} */ { role, content, tool_calls: calls, name, error, seconds: took }) => {
     const says = calls.length ? calls.map((call) => `${call.name}(${call.arguments.slice(0, 60)})`).join(", ") : content.slice(0, 90).trim() || "…";
-    return html`<span class="role">${error ? "✗ " : ""}${role === "tool" ? (name ?? role) : role}</span> ${visible(says)}`;
+    return html`<span class="role">${error ? "✗ " : ""}${role === "tool" ? (name ?? role) : role}</span> <span class="says">${visible(says)}</span>${(took ?? 0) >= 0.1 && html` <span>${seconds(took)}</span>`}`;
   };
   return html`<nav class="outline" aria-label="outline of turns"><ol>
     ${messages.slice(0, LISTED).map((message, i) => html`<li class=${message.error ? "bad" : ""}><a href=${`#m${i}`} aria-current=${i === current ? "true" : undefined} onClick=${(/** @type {Event} */ event) => {
@@ -176,7 +175,7 @@ function Title({ id, row, at, lens }) {
     <${Took} row=${row} />
     <${Errors} row=${row} />
     <span class="soft">${pieces(String(env))}, ${pieces(String(split))}, level ${level}</span>
-    ${row.tags.map((tag) => html`<span class="tag">${pieces(tag)}</span>`)}
+    ${row.tags.filter((tag) => !(tag.startsWith(LATENCY) && timed(row))).map((tag) => html`<span class="tag">${pieces(tag)}</span>`)}
     <span class="end">${to(previous, "‹", "row before, of the same stage run")} ${to(next, "›", "row after, of the same stage run")}</span>
     <span>${to(attempts[here - 1] ?? null, "‹", "previous attempt")} attempt ${here + 1} of ${count(attempts.length)}${all > attempts.length ? ` (${count(all)} in all)` : ""} at <a href=${address("/task", { env, task_id: task, at })}>${pieces(String(task))}</a> ${to(attempts[here + 1] ?? null, "›", "next attempt")}</span>
     <details class="columns"><summary>copy</summary><div class="menu">
@@ -193,11 +192,17 @@ async function uncut(id, row) {
   return JSON.stringify({ ...row, messages: await Promise.all(row.messages.map(whole)) }, null, 2);
 }
 
-/** Seconds of all turns at an endpoint, which a tag of the row holds. No row holds those of one message or one call. @param {{row: Row}} props */
+/** Whether a row says how long messages took. @param {Row} row */
+const timed = (row) => row.messages.some((message) => message.seconds !== null);
+
+/** Seconds of all turns and of all calls, or of all turns at an endpoint, which a tag of other rows holds. @param {{row: Row}} props */
 function Took({ row }) {
+  const took = ["assistant", "tool"].map((role) => row.messages.reduce((sum, message) => sum + (message.role === role ? (message.seconds ?? 0) : 0), 0));
+  const sums = ["turns", "calls"].map((name, i) => took[i] > 0 && `${name} took ${seconds(took[i])}`).filter(Boolean);
+  if (timed(row)) return html`<span class="soft" title="together, where it is known">${sums.join(", ")}</span>`;
   const total = row.tags.find((tag) => tag.startsWith(LATENCY))?.slice(LATENCY.length);
   const turns = row.messages.filter((message) => message.role === "assistant").length;
-  return total && html`<span class="soft" title="rows do not hold how long one message or one call took">${seconds(Number(total))} at the endpoint${turns > 1 ? `, ${seconds(Number(total) / turns)} a turn` : ""}</span>`;
+  return total && html`<span class="soft" title="this row does not hold how long each message took">${seconds(Number(total))} at the endpoint${turns > 1 ? `, ${seconds(Number(total) / turns)} a turn` : ""}</span>`;
 }
 
 /** How many calls of tools failed, and how many of their answers are found: rows do not say which. @param {{row: Row}} props */

@@ -6,13 +6,17 @@ from agentrl.flows.viewer.wire import Answer
 
 
 class ToolCalls(Answer):
-    """CallsByTool of one tool, how many of them were answered and how many failed, in so many rows."""
+    """Calls of one tool, how many of them were answered and how many failed, in so many rows; the ``seconds`` that
+    ``timed`` of them took together, and their median, which is None if no call says it."""
 
     name: str
     calls: int
     answered: int
     failed: int
     rows: int
+    timed: int
+    seconds: float
+    median: float | None
 
 
 class FailedCall(Answer):

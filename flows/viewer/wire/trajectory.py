@@ -18,8 +18,8 @@ class ShownCall(Answer):
 class ShownMessage(Answer):
     """A message. ``content``, ``reasoning`` and ``arguments`` are cut after 20,000 characters if ``cut`` is true;
     ``characters`` counts the whole ``content``, and GET /api/rows/{id}/messages/{number}?start=&most= gives the whole
-    message, or these characters of its content, as JSON of this model. ``error`` is true if it is the answer of a tool
-    that failed. ``token_start`` and ``token_end`` (exclusive) are its span."""
+    message, or these characters of its content, as JSON of this model. ``error``: it is the answer of a tool that
+    failed. ``seconds`` its turn or call took, if that is known. ``token_start`` and ``token_end`` are its span."""
 
     number: int
     role: Literal["system", "user", "assistant", "tool"]
@@ -31,6 +31,7 @@ class ShownMessage(Answer):
     reward: float | None
     token_start: int | None
     token_end: int | None
+    seconds: float | None
     error: bool
     characters: int
     cut: bool

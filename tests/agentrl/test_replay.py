@@ -59,7 +59,9 @@ def test_a_replayed_step_has_the_recorded_loss_and_gradient(catalog: Catalog, st
     assert replayed.recorded["grad_norm"] == pytest.approx(replayed.replayed["grad_norm"], rel=1e-6)
 
 
-@pytest.mark.parametrize(("stage", "steps"), [("warm", 50), ("adapted", 3), ("dpo", 3), ("kto", 2), ("plain", 2)])
+@pytest.mark.parametrize(
+    ("stage", "steps"), [("warm", 50), ("adapted", 3), ("dpo", 3), ("kto", 2), ("plain", 2), ("mixed", 2)]
+)
 def test_steps_know_their_rows_and_rows_their_steps(catalog: Catalog, stage: str, steps: int) -> None:
     """What a step trained on is what its replay takes, of which another test shows that it gives the same loss."""
     manifest = find_artifact(catalog, stage)

@@ -100,7 +100,6 @@ class Learner:
                 f"no rollout of {len(sampled)} could be scored: {sampled[0].tags}; look at the environment"
             )
         credit = assign(self.algorithm, made, self._extras(made, greedy), self.fork)
-        episodes = firsts(made)
         trained = {row.episode_id for row, live in zip(made, credit.trained, strict=True) if live}
         seen = {}
         if self.observed:
@@ -112,22 +111,7 @@ class Learner:
         again = self._credited_again(drawn) if drawn else None
         if self.replay:
             seen |= metrics_of(drawn, again)
-        ages = [self.policy.version - row.policy_version for row in made]
-        metrics = {
-            "step": float(iteration),
-            "success": sum(row.scored_success() for row in episodes) / len(episodes),
-            "reward": sum(row.scored_reward() for row in episodes) / len(episodes),
-            "tokens_per_rollout": sum(row.n_tokens for row in made) / len(episodes),
-            "dropped_groups": (len(episodes) - len(trained)) / self.samples,
-            "unscored": float(len(firsts(sampled)) - len(episodes)),
-            "staleness": sum(ages) / len(ages),
-            "max_staleness": float(max(ages)),
-            **({"segments": len(made) / len(episodes)} if len(made) > len(episodes) else {}),
-            **shares_of_ends(row.termination for row in firsts(sampled)),
-            **({"excluded": float(failed)} if (failed := excluded(row.termination for row in firsts(sampled))) else {}),
-            **credit.metrics,
-            **seen,
-        }
+        metrics = {"step": float(iteration), **self._of_rollouts(sampled, made, len(trained)), **credit.metrics, **seen}
         rows = credit.rows if again is None else mixed(self.algorithm, credit, again)
         parts = self._parts(iteration, rows, credit.lr_scale, metrics)
         fresh = [0.0] * len(made) if self.replay else None
@@ -137,6 +121,22 @@ class Learner:
         numbered = list(enumerate(parts, self.models.done))
         targets = TrainingRows.of(credit.targets) if self.algorithm.needs_critic else None
         return Recorded(iteration, numbered, targets, credit.lr_scale, metrics, records)
+
+    def _of_rollouts(self, sampled: Sequence[Trajectory], made: Sequence[Trajectory], trained: int) -> dict[str, float]:
+        """Metrics of what was ``sampled``, of which ``made`` has a reward, and so many episodes are trained on."""
+        episodes, ages = firsts(made), [self.policy.version - row.policy_version for row in made]
+        return {
+            "success": sum(row.scored_success() for row in episodes) / len(episodes),
+            "reward": sum(row.scored_reward() for row in episodes) / len(episodes),
+            "tokens_per_rollout": sum(row.n_tokens for row in made) / len(episodes),
+            "dropped_groups": (len(episodes) - trained) / self.samples,
+            "unscored": float(len(firsts(sampled)) - len(episodes)),
+            "staleness": sum(ages) / len(ages),
+            "max_staleness": float(max(ages)),
+            **({"segments": len(made) / len(episodes)} if len(made) > len(episodes) else {}),
+            **shares_of_ends(row.termination for row in firsts(sampled)),
+            **({"excluded": float(failed)} if (failed := excluded(row.termination for row in firsts(sampled))) else {}),
+        }
 
     def _credited_again(self, drawn: ReplayDraw) -> Credit:
         """The credit of stored rollouts, by themselves, with their importance weights."""

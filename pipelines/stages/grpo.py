@@ -33,9 +33,11 @@ from agentrl.rollouts.continuations import check_replayable
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
+    from agentrl.online.learner import Learner
     from agentrl.online.loop import OnlineLoop, OnlineStep
     from agentrl.online.ranks import ModelsOnRanks
     from agentrl.online.replay import Replay
+    from agentrl.online.teacher import Teacher
 
 
 SHOWN = ("grad_norm", "reference_kl", "behaviour_kl", "level", "teacher_kl")
@@ -97,7 +99,6 @@ def _loop(
 ) -> "Iterator[tuple[OnlineLoop, Keeper]]":
     """The loop, and what keeps its checkpoints. At the end its engine is closed."""
     from agentrl.online.curriculum import Curriculum, CurriculumConfig
-    from agentrl.online.learner import Learner
     from agentrl.online.loop import OnlineLoop
 
     whole, judged = tasks.read(), dev.read() if dev else []
@@ -109,21 +110,7 @@ def _loop(
         teaching(config, config.algorithm, model, taught, policy, lambda row: by_id[row.task_id], tokens) as teacher,
     ):
         sampling = config.sampling(policy)
-        learner = Learner(
-            policy,
-            config.algorithm,
-            config.optimizer,
-            iterations=config.iterations,
-            samples=config.samples,
-            seed=context.seed,
-            updates=config.updates,
-            models=models,
-            record_tokens=config.record_tokens,
-            observe=weighing(config.observe),
-            teacher=teacher,
-            fork=config.fork,
-            replay=config.replay,
-        )
+        learner = _learner(context, config, policy, models, teacher)
         again = _replay(context, config, stored.replay, policy)
         starts = begun(context, config, stored.starts, policy)
         rows = [*(start.task for start in starts), *whole]
@@ -147,6 +134,32 @@ def _loop(
                 runner, learner, rows, tickets, log, context.trajectory_id, curriculum, again, prefixes
             ) as loop:
                 yield loop, Keeper(context, config.checkpoints, loop, judged)
+
+
+def _learner(
+    context: Context,
+    config: OnlineConfig,
+    policy: "Policy",
+    models: "ModelsOnRanks | None",
+    teacher: "Teacher | None",
+) -> "Learner":
+    from agentrl.online.learner import Learner
+
+    return Learner(
+        policy,
+        config.algorithm,
+        config.optimizer,
+        iterations=config.iterations,
+        samples=config.samples,
+        seed=context.seed,
+        updates=config.updates,
+        models=models,
+        record_tokens=config.record_tokens,
+        observe=weighing(config.observe),
+        teacher=teacher,
+        fork=config.fork,
+        replay=config.replay,
+    )
 
 
 def _replay(

@@ -22,7 +22,7 @@ surely is compared with the best of these too."""
 
 AT_ONCE = 2**11
 """Pairs of sketches that are compared at once: they fit a cache of the processor."""
-LOCAL_BITS, BLOCK_BITS = 28, 24
+LOCAL_BITS, BLOCK_BITS = 28, 22
 """Rows of a part, and rows of which pairs are chosen together in the end, as powers of two."""
 
 PAIR = np.dtype([("row", np.uint32), ("better", np.uint32), ("equal", np.uint8)])

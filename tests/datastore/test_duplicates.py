@@ -1,6 +1,7 @@
 """Which rows the rules of duplicates drop, against similarities that are computed here from sets of words."""
 
 import re
+from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from store_rows import build
 
 from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.curation import candidates
 from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.curation.shingles import ngrams
@@ -108,6 +110,28 @@ def test_the_bands_find_pairs_at_the_threshold() -> None:
         number, width = bands(threshold)
         assert number * width <= VALUES
         assert 1 - (1 - threshold**width) ** number >= 0.95
+
+
+def test_what_is_worth_a_comparison_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    random, pairs, better_rows = np.random.default_rng(0), np.empty(8000, candidates.PAIR), defaultdict(set)
+    pairs["row"], pairs["better"] = random.integers(0, 200, 8000) * 2**22, random.integers(0, 2**32, 8000)
+    pairs["equal"] = random.integers(90, 112, 8000)
+    pairs = np.concatenate([pairs, pairs[::2]])
+    for row, better, equal in pairs.tolist():
+        better_rows[row].add((VALUES - equal, better))
+    expected = set()
+    for row, others in better_rows.items():
+        likely = [other for other in others if VALUES - other[0] >= VALUES * THRESHOLD]
+        wanted = {*sorted(others)[: candidates.COMPARED], min(likely, key=lambda other: other[1])}
+        expected |= {(row, better, VALUES - apart) for apart, better in wanted}
+    for bits in (24, 22):
+        monkeypatch.setattr(candidates, "BLOCK_BITS", bits)
+        whole = candidates.worth_it(pairs, THRESHOLD)
+        assert set(whole.tolist()) == expected
+        assert len(whole) == len(expected)
+        assert (np.diff(whole["row"].astype(np.int64)) >= 0).all()
+        half = candidates.worth_it(pairs[:5000], THRESHOLD)
+        assert (candidates.worth_it(np.concatenate([pairs[5000:], half]), THRESHOLD) == whole).all()
 
 
 def words_of(text: list[str]) -> str:

@@ -77,7 +77,7 @@ def warn_of_one_process(rows: int, n: int, division: Division) -> None:
         warnings.warn(
             f"diverse: method k_center takes each row by its distance from all taken before, which no engine can "
             f"divide: this process computes {rows * n:,} distances alone. Method core_sets divides them, and leaves a "
-            "covering radius that was 5 to 10 % larger where both were measured",
+            "covering radius that was 4 to 10 % larger where both were measured",
             stacklevel=3,
         )
 

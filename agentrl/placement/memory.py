@@ -23,7 +23,7 @@ VLLM_SHARE = 0.9
 """Of a GPU that vLLM takes, by its default ``--gpu-memory-utilization``."""
 
 HEAD_CHUNK = 2**24
-"""Logits at a time, see :mod:`agentrl.training.logprobs`; in passes over sharded weights all of a micro batch."""
+"""Logits at a time, see :mod:`agentrl.training.logprobs`."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,24 @@ class ModelShape:
 def shape_of(path: str | Path) -> ModelShape:
     """The shape of a model folder, or of a name in the Hugging Face cache. Its weights are not read: ``config.json`` is
     enough, and the model is built without memory (on torch's meta device), so the counts are those of its own code.
+    Raises ValueError as :func:`config_of` does."""
+    return shape_of_config(config_of(path))
 
-    Raises ValueError if there is no config, or none of a causal language model.
-    """
-    from transformers import AutoConfig
+
+def config_of(path: str | Path) -> Any:
+    """The config of a model folder, or of a name in the Hugging Face cache. Raises ValueError if there is none, or none
+    of a causal language model."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(path)
-        return shape_of_config(config)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"the memory of model {str(path)!r} cannot be estimated: {str(error).splitlines()[0]}"
-        ) from None
+        reason = str(error).splitlines()[0]
+    else:
+        if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            return config
+        reason = f"{config.model_type} is no causal language model"
+    raise ValueError(f"the memory of model {str(path)!r} cannot be estimated: {reason}")
 
 
 def shape_of_config(config: Any) -> ModelShape:
@@ -195,11 +201,13 @@ def cast(shape: ModelShape, plan: TrainingPlan, whole: int, limits: GatherLimits
     return BFLOAT16 * (ahead + limits.reduced) + FLOAT32 * part
 
 
-def layer_numbers(shape: ModelShape) -> float:
+def layer_numbers(shape: ModelShape, bfloat16: bool) -> float:
     """Numbers that a layer keeps of each token for its backward pass: twice the input of two norms and the inputs of
     the linear layers after them (6 widths); queries, the output of attention and the input of its projection (3), keys
-    and values; the gate, its activation, the other branch and their product (4 inner widths)."""
-    return 6 * shape.width + 3 * shape.attention + 2 * shape.keys + 4 * shape.inner
+    and values; the gate, its activation, the other branch and their product (4 inner widths). In float32, keys and
+    values that several heads share are repeated, see :mod:`agentrl.training.packing`."""
+    keys = shape.keys if bfloat16 else shape.attention
+    return 6 * shape.width + 3 * shape.attention + 2 * keys + 4 * shape.inner
 
 
 def activations(shape: ModelShape, plan: TrainingPlan) -> float:
@@ -208,9 +216,10 @@ def activations(shape: ModelShape, plan: TrainingPlan) -> float:
     held during a pass: by autocast of those that are trained, by the backward pass of all that are not computed
     again. ZeRO 3 holds no such copies: its linear layers cast a weight that is gathered, autocast keeps casts of leaves
     alone, and the backward pass gathers the weight again."""
-    full = FLOAT32 * layer_numbers(shape)
+    numbers = layer_numbers(shape, plan.bfloat16)
+    full = FLOAT32 * numbers
     if plan.bfloat16:
-        full = FLOAT32 * 4 * shape.width + BFLOAT16 * (layer_numbers(shape) - 4 * shape.width)
+        full = FLOAT32 * 4 * shape.width + BFLOAT16 * (numbers - 4 * shape.width)
     kept = FLOAT32 * shape.width * shape.layers + full if plan.checkpointing else full * shape.layers
     sharded = plan.ranks > 0 and plan.zero == 3
     keeps_copies = plan.bfloat16 and not sharded and not (plan.lora_rank and plan.checkpointing)
@@ -219,11 +228,13 @@ def activations(shape: ModelShape, plan: TrainingPlan) -> float:
 
 
 def head(shape: ModelShape, plan: TrainingPlan) -> float:
-    """Bytes of logits, with their softmax and gradient: a chunk at a time, but those of a whole micro batch where the
-    output matrix is split over ranks."""
-    sharded = plan.ranks > 0 and plan.zero == 3
-    logits = plan.tokens * shape.vocabulary if sharded else min(HEAD_CHUNK, plan.tokens * shape.vocabulary)
-    return 3 * FLOAT32 * logits + FLOAT32 * plan.tokens * shape.width
+    """Bytes of logits, a chunk at a time, with their softmax and gradient, and of the hidden states before them. Under
+    ZeRO 3 and autocast also a cast of the output matrix, and its gradient before that is cast back."""
+    logits = min(HEAD_CHUNK, plan.tokens * shape.vocabulary)
+    casts = 0
+    if plan.bfloat16 and plan.ranks > 0 and plan.zero == 3:
+        casts = BFLOAT16 * shape.vocabulary * shape.width * (1 if plan.lora_rank else 2)
+    return 3 * FLOAT32 * logits + FLOAT32 * plan.tokens * shape.width + casts
 
 
 def scoring(shape: ModelShape, tokens: int, item: int) -> Need:

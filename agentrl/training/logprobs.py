@@ -1,5 +1,6 @@
 """Log-probabilities of given tokens under a model, computed without holding the logits of all positions at once."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,14 +18,18 @@ _CHUNK_VALUES = 1 << 24  # logits held at a time: 64 MiB in float32
 
 class _HeadLogprobs(torch.autograd.Function):
     """Log-probabilities and entropies [tokens] of ``targets`` [tokens] from ``hidden`` [tokens, width] and the output
-    matrix [vocabulary, width].
+    matrix [vocabulary, width], by products in ``dtype``.
 
-    Logits are computed in chunks. The backward pass computes them again, unless they fit one chunk, and writes
-    gradients in closed form: ``d logp / d logit = onehot - p`` and ``d H / d logit = -p (log p + H)``.
+    The matrix is cast in both passes, and kept as it is: under ZeRO 3 it is gone between them. Logits are computed in
+    chunks. The backward pass computes them again, unless they fit one chunk, and writes gradients in closed form:
+    ``d logp / d logit = onehot - p`` and ``d H / d logit = -p (log p + H)``.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, size: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        matrix, weight = weight, weight.to(dtype)
         logprobs = torch.empty(len(targets), device=hidden.device)
         entropies = torch.empty_like(logprobs)
         single, kept = len(targets) <= size, None
@@ -35,14 +40,15 @@ class _HeadLogprobs(torch.autograd.Function):
             probabilities = logp.exp()
             entropies[part] = -torch.linalg.vecdot(probabilities, logp)
             kept = probabilities if single else None
-        ctx.save_for_backward(hidden, weight, targets, entropies, kept)
-        ctx.size = size
+        ctx.save_for_backward(hidden, matrix, targets, entropies, kept)
+        ctx.size, ctx.dtype = size, dtype
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
-        hidden, weight, targets, entropies, kept = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        hidden, matrix, targets, entropies, kept = ctx.saved_tensors
+        weight = matrix.to(ctx.dtype)
         for_logprob, for_entropy = gradients
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
@@ -60,7 +66,7 @@ class _HeadLogprobs(torch.autograd.Function):
             torch.matmul(grad, weight, out=grad_hidden[part])
             if grad_weight is not None:
                 grad_weight.addmm_(grad.T, hidden[part])
-        return grad_hidden, grad_weight, None, None
+        return grad_hidden, None if grad_weight is None else grad_weight.to(matrix.dtype), None, None, None
 
 
 def _through_module(
@@ -75,21 +81,32 @@ def _through_module(
     return logprobs.gather(-1, targets[:, None])[:, 0], entropy
 
 
+def _called(module: torch.nn.Module, forward: Callable[[Tensor], Any], hidden: Tensor) -> Any:
+    """``forward(hidden)`` as a pass of ``module``: under ZeRO 3 its hooks gather its weights before both passes."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        return module(hidden)
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
+
+
 def _head_logprobs(model: "PreTrainedModel", hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     head = model.get_output_embeddings()
     config = model.config.get_text_config()
     softcap = getattr(config, "final_logit_softcapping", None)
     size = max(1, _CHUNK_VALUES // config.vocab_size)
-    # looked for without naming the weight: within a pass, DeepSpeed gathers whatever is read from a module
-    sharded = any(hasattr(parameter, "ds_id") for parameter in head.parameters())
-    plain = not sharded and type(head) is torch.nn.Linear and head.bias is None and not softcap
-    if plain:
-        weight = head.weight
+    # a bias is looked for without naming it: within a pass, DeepSpeed gathers whatever is read from a module
+    if type(head) is torch.nn.Linear and not softcap and len([*head.parameters()]) == 1:
+        dtype = hidden.dtype
         if torch.is_autocast_enabled(hidden.device.type):
             dtype = torch.get_autocast_dtype(hidden.device.type)
-            hidden, weight = hidden.to(dtype), weight.to(dtype)
-        return _HeadLogprobs.apply(hidden, weight, targets, size)
-    if sharded:
+        return _called(
+            head, lambda given: _HeadLogprobs.apply(given, head.weight, targets, size, dtype), hidden.to(dtype)
+        )  # fmt: skip
+    if any(hasattr(parameter, "ds_id") for parameter in head.parameters()):
         # Sharded by ZeRO 3: every rank must call the module equally often, even if its batches differ.
         chosen, entropy = _through_module(hidden, targets, head, softcap)
         return chosen, entropy

@@ -157,6 +157,7 @@ class Trainer:
                 totals["entropy"] += own_entropy.detach().sum().item() / per_token * share
                 if self.seen and share:
                     self.seen.add(positions[index], batch.mask, own, own_entropy)
+                del logprobs, entropy, own, own_entropy, loss, total  # what no gradient went through holds its pass
         counted: Metrics = {name: sums[name] for name in ("tokens", "ce_tokens") if name in sums}
         return {**self.backend.total(totals), **counted}
 

@@ -39,6 +39,10 @@ def plan(
     choice: PlanOptions,
     store: StoreOfFile = None,
     placement: Annotated[bool, typer.Option(help="Also processes, GPUs and memory; refuse what cannot fit")] = False,
+    trace: Annotated[
+        bool,
+        typer.Option(help="--placement with the memory of a training step that is run on tensors without values"),
+    ] = False,
     no_code: Annotated[
         bool, typer.Option("--no-code", help="Read files only: list the stages, and the code of yours that a plan runs")
     ] = False,
@@ -48,9 +52,10 @@ def plan(
     if no_code:
         _list(source, as_json)
         return
+    placement = placement or trace
     made, _ = planned(source, store, choice, as_json, runs_here=not placement)
     if placement:
-        raise typer.Exit(_place(made, as_json))
+        raise typer.Exit(_place(made, trace, as_json))
     from agentrl.flows.run import choose_engine
 
     engine = choose_engine(made, None)
@@ -80,12 +85,12 @@ def _list(source: PipelineOptions, as_json: bool) -> None:
     print_stages(console(), stages)
 
 
-def _place(made: "Plan", as_json: bool) -> int:
+def _place(made: "Plan", trace: bool, as_json: bool) -> int:
     """Print what runs where, and whether it fits. Returns the exit code."""
     from agentrl.flows.show import print_placement
     from agentrl.pipelines.plan.placement import place
 
-    placement = place(made.pipeline)
+    placement = place(made.pipeline, trace)
     if as_json:
         rows = [row.to_json() for row in placement.rows]
         say_json({**made.to_json(), "placement": rows, "problems": placement.problems, "unknown": placement.unknown})

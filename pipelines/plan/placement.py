@@ -61,19 +61,20 @@ class Placement:
     """Stages whose model is not known, or whose GPUs nobody described."""
 
 
-def place(pipeline: ResolvedPipeline) -> Placement:
-    """Processes, GPUs and memory of every stage of a pipeline that has a model."""
+def place(pipeline: ResolvedPipeline, trace: bool = False) -> Placement:
+    """Processes, GPUs and memory of every stage of a pipeline that has a model. With ``trace``, what a stage that
+    trains holds is that of a trace of its step, not of the formulas."""
     placement = Placement()
     for node in pipeline.nodes.values():
         try:
-            shape = _shape(pipeline, node)
+            model = _model(pipeline, node)
         except ValueError as error:
             placement.unknown.append(f"stage {node.name}: {error}")
             continue
-        if shape is None:
+        if model is None:
             continue
         try:
-            stage = _Stage(node, shape, _length(pipeline, node))
+            stage = _Stage(node, model, _length(pipeline, node), trace)
             rows = stage.rows()
         except (LaunchError, ValueError) as error:
             placement.problems.append(f"stage {node.name}: {error}")
@@ -84,30 +85,41 @@ def place(pipeline: ResolvedPipeline) -> Placement:
     return placement
 
 
-def _shape(pipeline: ResolvedPipeline, node: Node) -> tuple[ModelShape, bool] | None:
-    """The model of a stage, and whether the stage before it saved it in float32. None if it has none."""
+@dataclass(frozen=True)
+class _Model:
+    """That of a stage: its config of transformers, its shape, and whether the stage before saved it in float32."""
+
+    config: Any
+    shape: ModelShape
+    ours: bool
+
+
+def _model(pipeline: ResolvedPipeline, node: Node) -> _Model | None:
+    """The model of a stage; None if it has none."""
     config = getattr(node.config, "model", None)
     path, init = getattr(config, "path", None), getattr(config, "init", None)
     if path:
-        return _saved(str(path)), False
+        return _saved(str(path))
     if config is not None and init == "tiny":
-        return _tiny(config.size), True
+        return _tiny(config.size)
     for edge in node.inputs.get("model", ()):
-        if edge.stage in pipeline.nodes and (shape := _shape(pipeline, pipeline.nodes[edge.stage])):
-            return shape[0], True
+        if edge.stage in pipeline.nodes and (model := _model(pipeline, pipeline.nodes[edge.stage])):
+            return replace(model, ours=True)
     return None
 
 
 @cache
-def _saved(path: str) -> ModelShape:
-    return memory.shape_of(as_folder(path, weights=False))
+def _saved(path: str) -> _Model:
+    config = memory.config_of(as_folder(path, weights=False))
+    return _Model(config, memory.shape_of_config(config), ours=False)
 
 
 @cache
-def _tiny(size: Any) -> ModelShape:
+def _tiny(size: Any) -> _Model:
     from agentrl.models.tiny import tiny_config
 
-    return memory.shape_of_config(tiny_config(size, size.vocabulary))
+    config = tiny_config(size, size.vocabulary)
+    return _Model(config, memory.shape_of_config(config), ours=True)
 
 
 def _length(pipeline: ResolvedPipeline, node: Node) -> int | None:
@@ -126,10 +138,12 @@ def _length(pipeline: ResolvedPipeline, node: Node) -> int | None:
 class _Stage:
     """One stage with a model."""
 
-    def __init__(self, node: Node, model: tuple[ModelShape, bool], length: int | None) -> None:
+    def __init__(self, node: Node, model: _Model, length: int | None, traced: bool) -> None:
         self.node, self.config, self.execution = node, node.config, node.execution
-        self.shape, self.ours = model
+        self.model, self.shape, self.ours = model.config, model.shape, model.ours
         self.length = length
+        self.traced = traced
+        self.untraced: str | None = None
         self.nodes, self.gpus = machines(node.execution)
         self.gpu = gpu_bytes(node.execution)
 
@@ -163,22 +177,39 @@ class _Stage:
         """The ranks, or the stage itself."""
         plan = self.plan()
         need = memory.training(self.shape, plan)
+        remarks = self.trace(need, spread, plan) if self.traced else ()
         parts = plan.ranks if plan.zero == 3 else 1
         for what, copies in self.copies(bool(spread)).items():
             need.parts[what] = copies * FLOAT32 * self.shape.parameters / parts
         if spread is None:
-            return self.placed("stage", 1, need, first=True)
+            return self.placed("stage", 1, need, first=True, remarks=remarks)
         if self.gpus and self.ranks(spread) > self.gpus:
             raise LaunchError(
                 f"deepspeed.processes is {self.ranks(spread)}, and each machine has {self.gpus} GPUs; leave it out"
             )
-        return self.placed("rank", plan.ranks, need)
+        return self.placed("rank", plan.ranks, need, remarks=remarks)
 
-    def placed(self, role: str, count: int, need: Need, first: bool = False) -> Placed:
+    def trace(self, need: Need, spread: Any, plan: TrainingPlan) -> tuple[str, ...]:
+        """Put what a trace of the step shows in the place of what was calculated, and say both."""
+        from agentrl.pipelines.plan.traces import traced_step
+
+        optimizer, calculated = self.config.optimizer, need.total  # type: ignore[attr-defined]
+        try:
+            step = traced_step(self.model, optimizer, spread, plan.ranks, self.tokens(), self.length)
+        except ValueError as error:
+            self.untraced = str(error)
+            return ()
+        need.parts = {f"traced {step.phase}": step.peaks[step.phase], "overhead": memory.OVERHEAD}
+        others = [f"{phase} {memory.rounded(size)}" for phase, size in step.peaks.items() if phase != step.phase]
+        exchanges = [f"{name} {calls} x, {size / GIB:.2f} GiB" for name, (calls, size) in sorted(step.moved.items())]
+        exchanged = (f"a step exchanges {', '.join(exchanges)}",) if exchanges else ()
+        return (", ".join(others), f"calculated {memory.rounded(calculated)}", *exchanged)
+
+    def placed(self, role: str, count: int, need: Need, first: bool = False, remarks: tuple[str, ...] = ()) -> Placed:
         nodes = self.nodes if role == "rank" else 1
         trains = role in ("rank", "stage") and hasattr(self.config, "optimizer")
-        remarks = (f"passes of {self.tokens()} tokens",) if trains else ()
-        return Placed(self.node.name, role, count, nodes, int(self.gpus > 0), need, first, remarks)
+        passes = (f"passes of {self.tokens()} tokens",) if trains else ()
+        return Placed(self.node.name, role, count, nodes, int(self.gpus > 0), need, first, (*passes, *remarks))
 
     def servers(self, engine: Any) -> Placed:
         item = {"auto": 2, "bfloat16": 2, "float32": 4}[engine.dtype]
@@ -340,6 +371,8 @@ class _Stage:
     def unknown(self) -> Iterator[str]:
         if self.gpus and self.gpu is None:
             yield f"stage {self.node.name}: the memory of its GPUs is not known; set execution.gpu_gib"
+        if self.untraced:
+            yield f"stage {self.node.name}: its step was not traced, and its memory is calculated: {self.untraced}"
 
 
 def _share(tokens: int, ranks: int) -> int:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.multiprocessing import start_processes
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -28,6 +27,7 @@ from agentrl.training.job import DeepSpeed
 from agentrl.training.launch import _import_what_ranks_need
 from agentrl.training.optimizer import LoRA, OptimizerConfig
 from agentrl.training.rows import TrainingRows
+from agentrl.training.traced import Storages
 
 TOKENS, RANKS, REDUCED = 8, 2, 200_000
 
@@ -37,22 +37,22 @@ class Live(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak, self.off = 0, False
+        self.storages, self.off = Storages(), False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and not self.off:
-                storage = tensor.untyped_storage()
-                self.kept[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-                if sum(size for _, size in self.kept.values()) > self.peak:
-                    self.peak = max(self.peak, self.now())
+                self.storages.hold(tensor)
         return result
 
-    def now(self) -> int:
-        self.kept = {key: entry for key, entry in self.kept.items() if not entry[0].expired()}
-        return sum(size for _, size in self.kept.values())
+    @property
+    def peak(self) -> int:
+        """The most that was held since :meth:`begin`."""
+        return max(self.storages.peaks.values())
+
+    def begin(self) -> None:
+        self.storages.peaks = {}
 
     def without(self, function: Any) -> Any:
         """``function``, of which nothing is counted."""
@@ -81,6 +81,12 @@ def rows() -> TrainingRows:
     )
 
 
+def settings(communication: Any, adapters: bool) -> tuple[OptimizerConfig, DeepSpeed]:
+    lora = LoRA(rank=4) if adapters else None
+    optimizer = OptimizerConfig(micro_tokens=TOKENS, precision="bfloat16", gradient_checkpointing=True, lora=lora)
+    return optimizer, DeepSpeed(zero=3, processes=RANKS, communication=communication)
+
+
 def rank(number: int, folder: Path, communication: Any, adapters: bool) -> None:
     live = Live()
     # gloo copies what it sums, which NCCL does not
@@ -95,9 +101,7 @@ def rank(number: int, folder: Path, communication: Any, adapters: bool) -> None:
     from agentrl.training.step import Trainer
 
     deepspeed.init_distributed("gloo")
-    lora = LoRA(rank=4) if adapters else None
-    optimizer = OptimizerConfig(micro_tokens=TOKENS, precision="bfloat16", gradient_checkpointing=True, lora=lora)
-    spread = DeepSpeed(zero=3, processes=RANKS, communication=communication)
+    optimizer, spread = settings(communication, adapters)
     with live:
         policy = load_partitioned(folder / "start", spread.settings(optimizer))
         backend: Any = backend_of(SimpleNamespace(deepspeed=spread))  # type: ignore[arg-type]
@@ -105,7 +109,8 @@ def rank(number: int, folder: Path, communication: Any, adapters: bool) -> None:
         for step in range(4):
             if step == 2:  # moments are there, and DeepSpeed knows what to fetch ahead
                 trainer.backend.update = live.without(trainer.backend.update)
-                states, live.peak = live.now(), 0
+                states = live.storages.held
+                live.begin()
             trainer.step(rows())
     if number == 0:
         (folder / "held.json").write_text(json.dumps({"states": states, "peak": live.peak}))

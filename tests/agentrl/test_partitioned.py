@@ -97,6 +97,6 @@ def test_a_rank_holds_its_share_of_300_million_parameters(tmp_path: Path) -> Non
     from benchmarks.online_memory import peaks
 
     result = peaks(tmp_path)
-    assert result.alone > 4.3
+    assert result.alone > 4.1
     print(result)
     assert result.rank < 0.72 * result.alone, result

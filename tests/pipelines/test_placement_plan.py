@@ -94,8 +94,8 @@ def test_the_command_prints_it_and_refuses_what_cannot_fit(models: dict[str, Pat
         ),
         (
             ONE_NODE,
-            ["stages.sample.with.sampling.max_tokens=65536"],
-            "stage star: a rank needs .* activations .* it fits with deepspeed.sequence_parallel: 4",
+            ["stages.sample.with.sampling.max_tokens=131072"],
+            "stage star: a rank needs .* activations .* it fits with deepspeed.sequence_parallel: 2",
         ),
         (
             ONE_NODE,

@@ -18,11 +18,11 @@ from agentrl.pipelines.parts.continuing import rows_to_continue
 from agentrl.pipelines.parts.selected import Selected
 from agentrl.pipelines.parts.training_rows import OUTCOME
 from agentrl.pipelines.stage import Context
-from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.schemas.trajectory import Trajectory, UnscoredError
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy, Speaker
+    from agentrl.pipelines.stages.online_config import OnlineConfig
 
 ROWS_AT_ONCE = 4096
 
@@ -34,7 +34,7 @@ class Stored(NamedTuple):
     starts: Sequence[Trajectories] = ()
 
 
-def check_sources(config: OnlineConfig, stored: Stored) -> None:
+def check_sources(config: "OnlineConfig", stored: Stored) -> None:
     """Raise ValueError unless there is something to replay and to begin from, and what is wired is used."""
     if stored.replay and config.replay is None:
         raise ValueError("inputs.replay is wired, and replay is not set; set replay: {share: 0.25}, or unwire it")
@@ -46,7 +46,7 @@ def check_sources(config: OnlineConfig, stored: Stored) -> None:
 
 
 def begun(
-    context: Context, config: OnlineConfig, starts: Sequence[Trajectories], policy: "Policy"
+    context: Context, config: "OnlineConfig", starts: Sequence[Trajectories], policy: "Policy"
 ) -> list[StoredState]:
     """The states to begin from, of the successes among stored rows.
 

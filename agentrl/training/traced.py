@@ -71,6 +71,8 @@ class Storages:
         self.peaks[phase] = max(self.peaks.get(phase, 0), self.held)
 
     def hold(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type == "meta":  # has no bytes anywhere
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._known:

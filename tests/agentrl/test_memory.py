@@ -146,6 +146,10 @@ TRACED = [
     (LLAMA_8B, TrainingPlan(4096, zero=3, ranks=8), 71.4),
     (LLAMA_70B, TrainingPlan(8192, bfloat16=True, checkpointing=True, lora_rank=16, zero=3, ranks=32), 47.1),
     (QWEN_7B, TrainingPlan(8192, bfloat16=True, checkpointing=True, zero=3, ranks=8), 25.9),
+    (QWEN_7B, TrainingPlan(8192, bfloat16=True, checkpointing=True, zero=2, ranks=8), 57.9),
+    (QWEN_7B, TrainingPlan(4096, bfloat16=True, zero=1, ranks=8), 112.6),
+    (QWEN_7B, TrainingPlan(4096, bfloat16=True, checkpointing=True, lora_rank=16, zero=2, ranks=8), 32.2),
+    (QWEN_7B, TrainingPlan(4096, bfloat16=True, lora_rank=16, ranks=8), 68.2),
     (QWEN_7B, TrainingPlan(4096, bfloat16=True, checkpointing=True), 128.6),
 ]
 """Peaks in GiB, without overhead, of what `plan --trace` runs: eight layers, and what two more add for each of the

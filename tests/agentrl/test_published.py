@@ -2,7 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,8 +187,7 @@ def test_a_schedule_ends_at_its_last_step_whatever_was_skipped(idle: set[int]) -
     rates = {}
     for iteration in range(6):
         rows = [] if iteration in idle else random_rows(4)
-        credit: Any = SimpleNamespace(rows=rows, lr_scale=1.0)
-        parts = list(enumerate(learner._parts(iteration, credit, {})))
+        parts = list(enumerate(learner._parts(iteration, rows, 1.0, {})))
         rates[iteration] = learner.update(Recorded(iteration, parts, None, 1.0, {}, [])).get("lr")
     last = (optimizer.lr_at(10, 12) + optimizer.lr_at(11, 12)) / 2
     assert rates[5] == pytest.approx(last)

@@ -182,19 +182,25 @@ def self_distill(env: str) -> bool:
     return gain(f"self_distill, {env}", arms, "GRPO", "taught by itself")
 
 
-def echo(env: str) -> bool:
-    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO + observations")}
-    for seed, folder in seeds(f"echo {env}", arms):
+def beside_grpo(method: str, env: str, ways: dict[str, dict[str, Any]]) -> dict[str, Arm]:
+    """GRPO, and GRPO with each of the settings ``ways``, beside rejection sampling of as many tokens; printed."""
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", *ways)}
+    for seed, folder in seeds(f"{method} {env}", arms):
         setting = prepared(env, seed, folder)
         arms["warm"].add(judged(setting, setting.warm), Spent())
-        for name, settings in (("GRPO", {}), ("GRPO + observations", {"observe": {"tool": 0.1}})):
-            model, spent, _ = online(setting, **settings)
+        for name in ("GRPO", *ways):
+            model, spent, _ = online(setting, **ways.get(name, {}))
             arms[name].add(judged(setting, model), spent)
         tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
-        model, more, _ = rejected(setting, tasks, arms["GRPO"].costs[-1].sampled)
-        arms["rejection"].add(judged(setting, model), more)
-    print(f"\necho, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
+        model, spent, _ = rejected(setting, tasks, arms["GRPO"].costs[-1].sampled)
+        arms["rejection"].add(judged(setting, model), spent)
+    print(f"\n{method}, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
     table(arms)
+    return arms
+
+
+def echo(env: str) -> bool:
+    arms = beside_grpo("echo", env, {"GRPO + observations": {"observe": {"tool": 0.1}}})
     return gain(f"echo, {env}", arms, "GRPO", "GRPO + observations")
 
 

@@ -24,11 +24,11 @@ from methods import (
     of_rollouts,
     online,
     prepared,
-    rejected,
     rollouts,
     seeds,
     successes,
 )
+from methods_signals import beside_grpo
 
 GROUPS = STEPS * BATCH // SAMPLES
 """Groups that offline training takes once."""
@@ -93,18 +93,7 @@ BY_PRIORITY = "replay 0.5, priority"
 
 def online_replay(env: str) -> bool:
     mixed = MIXED if SPLIT == "dev" else {name: MIXED[name] for name in (CHOSEN, BY_PRIORITY)}
-    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", *mixed)}
-    for seed, folder in seeds(f"online_replay {env}", arms):
-        setting = prepared(env, seed, folder)
-        arms["warm"].add(judged(setting, setting.warm), Spent())
-        for name in ("GRPO", *mixed):
-            model, spent, _ = online(setting, **({"replay": mixed[name]} if name in mixed else {}))
-            arms[name].add(judged(setting, model), spent)
-        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
-        model, spent, _ = rejected(setting, tasks, arms["GRPO"].costs[-1].sampled)
-        arms["rejection"].add(judged(setting, model), spent)
-    print(f"\nonline_replay, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
-    table(arms)
+    arms = beside_grpo("online_replay", env, {name: {"replay": replay} for name, replay in mixed.items()})
     met = [gain(f"online_replay, {env}, {name}", arms, "GRPO", name) for name in mixed]
     return gain(f"online_replay, {env}, draws", arms, CHOSEN, BY_PRIORITY) and all(met)
 

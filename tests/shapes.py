@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agentrl.placement.memory import ModelShape, config_of, shape_of_config
+
 QWEN_7B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
     "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
@@ -24,3 +26,8 @@ def model_folder(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def shape_of(path: Path) -> ModelShape:
+    """The shape of the model of a folder."""
+    return shape_of_config(config_of(path))

@@ -13,7 +13,6 @@ import json
 import pickle
 from collections import Counter
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 
 from agentrl.environments import tools
@@ -91,8 +90,7 @@ class AdaptedEpisode:
         observations: list[Observation] = []
         info = Counter(tool_timeouts=0, tool_exceptions=0, observations_cut=0)
         for call in message.tool_calls:
-            began = monotonic()
-            observations.append(timed(await self._call(call, info), began))
+            observations.append(await timed(self._call(call, info)))
             if observations[-1].done:
                 break
         return answered(message, observations, **info)

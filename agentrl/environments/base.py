@@ -4,7 +4,7 @@ An environment of one's own may be a plain synchronous class instead (:mod:`agen
 """
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from random import Random
@@ -204,9 +204,10 @@ def answered(message: Message, observations: Sequence[Observation], **info: int)
     return Step(answers, sum(rewards) if rewards else None, done, {"tool_errors": errors, **info}, seconds)
 
 
-def timed(observation: Observation, began: float) -> Observation:
-    """The observation of a call that began then, by the clock of ``time.monotonic``."""
-    return replace(observation, seconds=monotonic() - began)
+async def timed(call: Awaitable[Observation]) -> Observation:
+    """The observation of a call, with the seconds that it took."""
+    began = monotonic()
+    return replace(await call, seconds=monotonic() - began)
 
 
 def answer_calls(call: Callable[[ToolCall], Observation], message: Message) -> Step:
@@ -214,7 +215,7 @@ def answer_calls(call: Callable[[ToolCall], Observation], message: Message) -> S
     observations: list[Observation] = []
     for tool_call in message.tool_calls:
         began = monotonic()
-        observations.append(timed(call(tool_call), began))
+        observations.append(replace(call(tool_call), seconds=monotonic() - began))
         if observations[-1].done:
             break
     return answered(message, observations)

@@ -13,7 +13,6 @@ import json
 from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
 from random import Random
-from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -134,8 +133,7 @@ class ToolEpisode(Generic[F]):
         for call in message.tool_calls:
             fault = self.family.config.faults.draw(self.task.task_id, self.calls)
             faults += fault is not None
-            began = monotonic()
-            observations.append(timed(await self._called(call, fault), began))
+            observations.append(await timed(self._called(call, fault)))
             if self.done:
                 break
         step = answered(message, observations, faults=faults)

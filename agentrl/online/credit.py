@@ -233,15 +233,16 @@ def share_of(
     Rows without gradient are not computed. ``actions`` counts the action tokens of each row, ``episodes`` numbers the
     episode of each; both [rows]."""
     counted = counted_of(algorithm, actions, keep, episodes)
-    return _size(algorithm, actions, live, episodes) / counted if counted else 1.0
+    return size_of(algorithm, actions, live, episodes) / counted if counted else 1.0
 
 
 def counted_of(algorithm: PolicyGradient, actions: np.ndarray, keep: np.ndarray, episodes: np.ndarray) -> float:
     """What the loss is divided by: the episodes that the algorithm counts, or their tokens; see :func:`share_of`."""
-    return _size(algorithm, actions, np.ones_like(keep) if algorithm.aggregate == "constant" else keep, episodes)
+    return size_of(algorithm, actions, np.ones_like(keep) if algorithm.aggregate == "constant" else keep, episodes)
 
 
-def _size(algorithm: PolicyGradient, actions: np.ndarray, rows: np.ndarray, episodes: np.ndarray) -> float:
+def size_of(algorithm: PolicyGradient, actions: np.ndarray, rows: np.ndarray, episodes: np.ndarray) -> float:
+    """What some ``rows`` (a mask, [rows]) count: their episodes, or their action tokens; see :func:`share_of`."""
     return float(actions[rows].sum()) if algorithm.aggregate == "token" else float(len(np.unique(episodes[rows])))
 
 

@@ -218,9 +218,10 @@ def mixed(algorithm: PolicyGradient, fresh: "Credit", replayed: "Credit") -> lis
 
 def _size(algorithm: PolicyGradient, rows: Sequence[TrainingRow]) -> float:
     """What the loss of a step over these rows is divided by: their episodes, or their action tokens."""
-    if algorithm.aggregate == "token":
-        return float(sum(sum(row.mask) for row in rows))
-    return float(len({row.unit for row in rows if any(row.mask)}))
+    from agentrl.online.credit import size_of
+
+    actions = np.array([sum(row.mask) for row in rows], int)
+    return size_of(algorithm, actions, actions > 0, np.array([row.unit for row in rows]))
 
 
 def _times(row: TrainingRow, factor: float) -> TrainingRow:

@@ -64,16 +64,9 @@ class ModelShape:
         return sum(rank * (inputs + other) for inputs, other in self.linear)
 
 
-def shape_of(path: str | Path) -> ModelShape:
-    """The shape of a model folder, or of a name in the Hugging Face cache. Its weights are not read: ``config.json`` is
-    enough, and the model is built without memory (on torch's meta device), so the counts are those of its own code.
-    Raises ValueError as :func:`config_of` does."""
-    return shape_of_config(config_of(path))
-
-
 def config_of(path: str | Path) -> Any:
-    """The config of a model folder, or of a name in the Hugging Face cache. Raises ValueError if there is none, or none
-    of a causal language model."""
+    """The config of a model folder, or of a name in the Hugging Face cache; its weights need not be there. Raises
+    ValueError if there is none, or none of a causal language model."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     try:
@@ -88,7 +81,8 @@ def config_of(path: str | Path) -> Any:
 
 
 def shape_of_config(config: Any) -> ModelShape:
-    """The shape of a model with this config of transformers."""
+    """The shape of a model with this config of transformers. The model is built without memory (on torch's meta
+    device), so the counts are those of its own code."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -35,7 +35,7 @@ from agentrl.datastore.formats.parts import grouped
 from agentrl.datastore.formats.raw import TooLongError
 from agentrl.datastore.formats.rows import components, make_row, number, termination
 from agentrl.datastore.formats.source import Row, Source, Stretch, each
-from agentrl.schemas.trajectory import Termination
+from agentrl.schemas.trajectory import Termination, seconds_of_messages
 
 _KNOWN_LOG = frozenset({"version", "eval", "samples"})
 _KNOWN_EVAL = frozenset({"task", "model", "created"})
@@ -212,11 +212,16 @@ def _seconds(sample: dict[str, Any]) -> list[float | None] | None:
                 turns[(answer or {}).get("id")] = took if took is not None and took >= 0 else None
         elif event.get("event") == "tool":
             calls[event.get("id")] = lasted(event.get("timestamp"), event.get("completed"))
-    seconds = [
-        {"assistant": turns.get(item.get("id")), "tool": calls.get(item.get("tool_call_id"))}.get(item["role"])
-        for item in sample["messages"]
-    ]
-    return seconds if any(known is not None for known in seconds) else None
+    known = {
+        position: took
+        for position, item in enumerate(sample["messages"])
+        if (took := _took(item, turns, calls)) is not None
+    }
+    return seconds_of_messages(known, len(sample["messages"]))
+
+
+def _took(item: dict[str, Any], turns: dict[Any, float | None], calls: dict[Any, float | None]) -> float | None:
+    return {"assistant": turns.get(item.get("id")), "tool": calls.get(item.get("tool_call_id"))}.get(item["role"])
 
 
 def _origin(sample: dict[str, Any], about: dict[str, Any], notes: Notes) -> dict[str, Any]:

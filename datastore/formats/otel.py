@@ -31,7 +31,7 @@ from agentrl.datastore.formats.parts import between, in_parts
 from agentrl.datastore.formats.rows import components, make_row
 from agentrl.datastore.formats.source import Row, Source, Stretch, each
 from agentrl.datastore.formats.span_messages import FLAT, MESSAGES, json_of, loaded, loose, messages_of, tools_beside
-from agentrl.schemas.trajectory import Termination
+from agentrl.schemas.trajectory import Termination, seconds_of_messages
 
 _TOOL = re.compile(r"llm\.tools\.(\d+)\.(?:tool\.)?json_schema")
 _MODEL = (
@@ -351,11 +351,11 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _seconds(messages: list[dict[str, Any]], call: dict[str, Any]) -> list[float | None] | None:
     """How long each message took; None if no turn says it, or messages were joined."""
     known = {
-        number: took for number, took in call["seconds"].items() if call["messages"][number]["role"] == "assistant"
+        number: took
+        for number, took in call["seconds"].items()
+        if took is not None and call["messages"][number]["role"] == "assistant"
     }
-    if len(messages) != len(call["messages"]) or not any(took is not None for took in known.values()):
-        return None
-    return [known.get(number) for number in range(len(messages))]
+    return seconds_of_messages(known, len(messages)) if len(messages) == len(call["messages"]) else None
 
 
 def _row(source: Source, trace: str, segment: int, call: dict[str, Any]) -> Row:

@@ -112,7 +112,7 @@ def _message(row: Trajectory, message: Message, number: int) -> Panel:
         body.append(_arguments(call.arguments))
         body.append(")", style="bold blue")
     title = message.role.value + (f" · {message.name}" if message.name and message.role is Role.TOOL else "")
-    took = (row.message_seconds or {number: None})[number]
+    took = row.message_seconds[number] if row.message_seconds else None
     title += f" · {seconds(took)}" if took is not None and took >= LEAST_S else ""
     return Panel(
         body,

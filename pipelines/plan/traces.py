@@ -37,7 +37,7 @@ def traced_step(
     config: Any, optimizer: "OptimizerConfig", spread: "DeepSpeed | None", ranks: int, tokens: int, length: int | None
 ) -> TracedStep:
     """A step of two full micro batches of ``tokens`` tokens on each of so many ranks; 0 are one process. ``config`` is
-    that of the model. Two traces of few layers give what each further layer adds.
+    that of the model, and the loss that of SFT. Two traces of few layers give what each further layer adds.
 
     Raises ValueError if the step cannot be traced.
     """

@@ -1,5 +1,6 @@
 """The settings of the stages that train online, and which of them go together."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
@@ -129,8 +130,7 @@ class OnlineConfig(Compressing, TeacherConfig):
             f"optimizer.precision: {self.optimizer.precision} takes ratios to the training pass itself, so with "
             "replay.correction: null those to the policy that sampled would be lost": rounded,
         }
-        if problems := [what for what, holds in wrong.items() if holds]:
-            raise ValueError(f"replay: {problems[0]}; leave replay out, or change that")
+        _refuse("replay", wrong)
         return self
 
     @model_validator(mode="after")
@@ -140,8 +140,8 @@ class OnlineConfig(Compressing, TeacherConfig):
             "compress makes several rows of an episode, of which a start has one": self.compress is not None,
             f"algorithm.type: {self.algorithm.type} values the turns before a start too": self.algorithm.needs_critic,
         }
-        if self.starts and (problems := [what for what, holds in wrong.items() if holds]):
-            raise ValueError(f"starts: {problems[0]}; leave starts out, or change that")
+        if self.starts:
+            _refuse("starts", wrong)
         return self
 
     @model_validator(mode="after")
@@ -192,3 +192,10 @@ class OnlineConfig(Compressing, TeacherConfig):
                 "ranks have them; use sync: folders"
             )
         return self
+
+
+def _refuse(setting: str, wrong: Mapping[str, bool]) -> None:
+    """Raise ValueError with the first of the reasons against a setting that hold."""
+    for reason, holds in wrong.items():
+        if holds:
+            raise ValueError(f"{setting}: {reason}; leave {setting} out, or change that")

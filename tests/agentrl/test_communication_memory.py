@@ -11,14 +11,14 @@ from typing import Any
 import held_by_ranks
 import pytest
 import torch
-from shapes import LLAMA_8B, model_folder
+from shapes import LLAMA_8B, model_folder, shape_of
 from small_models import small_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.models.policy import Policy
 from agentrl.models.tiny import train_tokenizer
 from agentrl.placement import limits
-from agentrl.placement.memory import GIB, TrainingPlan, shape_of, shape_of_config, training
+from agentrl.placement.memory import GIB, TrainingPlan, shape_of_config, training
 
 
 def added(shape: Any, plan: TrainingPlan) -> float:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shapes import LLAMA_8B, LLAMA_70B, model_folder
+from shapes import LLAMA_8B, LLAMA_70B, model_folder, shape_of
 from small_models import random_rows, small_model
 
 from agentrl.algorithms.grpo import GRPO
@@ -12,7 +12,6 @@ from agentrl.models.policy import Policy
 from agentrl.models.tiny import train_tokenizer
 from agentrl.placement import limits
 from agentrl.placement.limits import AHEAD, SMALL, GatherLimits, limits_of, sizes_of
-from agentrl.placement.memory import shape_of
 from agentrl.training.job import DeepSpeed, TrainingJob
 from agentrl.training.launch import launch
 from agentrl.training.optimizer import OptimizerConfig

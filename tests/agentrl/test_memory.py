@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from shapes import LLAMA_8B, LLAMA_70B, QWEN_7B, model_folder
+from shapes import LLAMA_8B, LLAMA_70B, QWEN_7B, model_folder, shape_of
 from small_models import small_model
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -22,7 +22,6 @@ from agentrl.placement.memory import (
     activations,
     kv_bytes,
     serving,
-    shape_of,
     shape_of_config,
     training,
 )

@@ -148,12 +148,18 @@ OF_VERSION_4 = "28b6cda90cde19bf15b89e53ce6e36cf"
 """What version 4 of the schema gave for ``build(0)`` to ``build(3)``, the rows of ``old_store_version_4``."""
 
 
-def test_columns_that_came_later_leave_the_digests_of_rows_without_them(tmp_path: Path) -> None:
-    shutil.copytree(Path(__file__).parent / "old_store_version_4", tmp_path, dirs_exist_ok=True)
-    buffer, ids = TrajectoryBuffer(tmp_path), [build(number).trajectory_id for number in range(4)]
-    assert buffer.digest(ids) == OF_VERSION_4
+def migrated(folder: Path, version: int, digest: str) -> TrajectoryBuffer:
+    """A store of an older version, whose four rows have a digest before it is migrated and after."""
+    shutil.copytree(Path(__file__).parent / f"old_store_version_{version}", folder, dirs_exist_ok=True)
+    buffer, ids = TrajectoryBuffer(folder), [build(number).trajectory_id for number in range(4)]
+    assert buffer.digest(ids) == digest
     migrate(buffer)
-    assert buffer.digest(ids) == OF_VERSION_4
+    assert buffer.digest(ids) == digest
+    return buffer
+
+
+def test_columns_that_came_later_leave_the_digests_of_rows_without_them(tmp_path: Path) -> None:
+    buffer = migrated(tmp_path, 4, OF_VERSION_4)
     named = [build(number, stage="other", model="m") for number in range(4)]
     buffer.append(named, stage="rollout", fingerprint="g")
     assert buffer.digest([row.trajectory_id for row in named]) != OF_VERSION_4
@@ -164,11 +170,7 @@ OF_VERSION_5 = "50d5f183eb22f711c3d8f09c4cf00bc7"
 
 
 def test_seconds_of_messages_leave_the_digests_as_they_were(tmp_path: Path) -> None:
-    shutil.copytree(Path(__file__).parent / "old_store_version_5", tmp_path, dirs_exist_ok=True)
-    buffer, ids = TrajectoryBuffer(tmp_path), [build(number).trajectory_id for number in range(4)]
-    assert buffer.digest(ids) == OF_VERSION_5
-    migrate(buffer)
-    assert buffer.digest(ids) == OF_VERSION_5
+    buffer = migrated(tmp_path, 5, OF_VERSION_5)
     timed = [build(number, stage="other", message_seconds=[None, 1.5, 0.25, number]) for number in range(4)]
     buffer.append(timed, stage="other", fingerprint="g")
     cut = build(4, stage="other", message_seconds=[1.0])

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -164,11 +163,7 @@ class McpEpisode:
         if not message.tool_calls:
             self.answer = message.content
             return Step(done=True)
-        return answered(message, [await self._timed(call) for call in message.tool_calls])
-
-    async def _timed(self, call: ToolCall) -> Observation:
-        began = monotonic()
-        return timed(await self._call(call), began)
+        return answered(message, [await timed(self._call(call)) for call in message.tool_calls])
 
     async def _call(self, call: ToolCall) -> Observation:
         arguments = call.parsed()

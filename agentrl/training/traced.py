@@ -104,13 +104,18 @@ class Shapes(FakeTensorMode):
         self.order = hashlib.blake2b(digest_size=8)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch._C._distributed_c10d import FakeWork
+
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         fake = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
         if func is torch.ops.aten._local_scalar_dense.default and fake:
             return {torch.bool: False}.get(fake[0].dtype, 1.0 if fake[0].is_floating_point() else 1)
+        if func.namespace in ("c10d", "deepspeed"):  # DeepSpeed's is the exchange of sequence parallelism
+            self._exchange(func, tensors)
         if func.namespace == "c10d":
-            return self._exchange(func, args, tensors)
+            done = FakeWork().boxed()
+            return (args[0], done) if len(func._schema.returns) == 2 else done
         if tensors and not fake:
             return func(*args, **kwargs)
         result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -119,16 +124,12 @@ class Shapes(FakeTensorMode):
                 self.storages.hold(leaf)
         return result
 
-    def _exchange(self, func: Any, args: Any, tensors: list[torch.Tensor]) -> Any:
-        from torch._C._distributed_c10d import FakeWork
-
+    def _exchange(self, func: Any, tensors: list[torch.Tensor]) -> None:
         name = func._schema.name.partition("::")[2].strip("_")
         calls, size = self.moved.get(name, (0, 0))
         self.moved[name] = calls + 1, size + max((tensor.nbytes for tensor in tensors), default=0)
         shapes = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]
         self.order.update(f"{name} {shapes}\n".encode())
-        done = FakeWork().boxed()
-        return (args[0], done) if len(func._schema.returns) == 2 else done
 
 
 def trace(job: TracedJob) -> Trace:

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from agentrl.training.checkpoint import sync
 from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig, parameter_groups
 from agentrl.training.rendezvous import meet
+from agentrl.training.resharded import load_resharded
 from agentrl.training.sequence import SequenceGroup
 
 LATEST = "latest"
@@ -163,12 +165,26 @@ class DeepSpeedRanks:
         tag = _latest(path)
         if tag is None:
             return None
-        if self._spread.zero:
-            _check_writers(path, tag, self.world)
-        progress: dict[str, Any] = self._engine.load_checkpoint(str(path / tag), "model", custom_load_fn=_restore)[1]
+        writers = _writers(path / tag) if self._spread.zero else None
+        progress = self._load(path / tag, "model", writers)
         if beside:
-            beside._engine.load_checkpoint(str(path / tag), "beside", custom_load_fn=_restore)
+            beside._load(path / tag, "beside", writers)
         return progress
+
+    def _load(self, folder: Path, name: str, writers: int | None) -> dict[str, Any]:
+        if writers in (None, self.world):
+            progress: dict[str, Any] = self._engine.load_checkpoint(str(folder), name, custom_load_fn=_restore)[1]
+            return progress
+        if "nvme" in (self._spread.offload_optimizer, self._spread.offload_parameters):
+            raise TrainingError(
+                f"the checkpoint {folder} was written by {writers} ranks with states on nvme, and {self.world} are to "
+                "go on from it; run as many as before (deepspeed.processes, execution.gpus and execution.nodes), or "
+                f"remove {folder.parent} to train from the start"
+            )
+        if self.rank == 0:
+            note = f"{writers} ranks wrote the checkpoint {folder}, and {self.world} go on from it"
+            warnings.warn(note, stacklevel=2)
+        return load_resharded(self._engine, folder / name, writers, _restore)
 
 
 @contextmanager
@@ -217,15 +233,10 @@ def _writer(file: Path) -> int:
     return int(rank[1]) if rank else 0
 
 
-def _check_writers(path: Path, tag: str, world: int) -> None:
-    """Raises TrainingError if a checkpoint of states that ranks share was written by another number of them."""
-    file = path / tag / WRITERS
-    if file.exists() and (writers := int(file.read_text())) != world:
-        raise TrainingError(
-            f"the checkpoint {path / tag} was written by {writers} ranks, which share its states, and {world} are to "
-            "go on from it; run as many as before (deepspeed.processes, execution.gpus and execution.nodes), or remove "
-            f"{path} to train from the start"
-        )
+def _writers(checkpoint: Path) -> int | None:
+    """How many ranks wrote a checkpoint; None if a version wrote it that did not say so."""
+    file = checkpoint / WRITERS
+    return int(file.read_text()) if file.exists() else None
 
 
 def _share_masters(optimizer: Any) -> None:

@@ -1,21 +1,25 @@
 """Checkpoints of ranks: what adapters leave out, what is refused, and that training goes on exactly."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from small_models import random_rows, small_model
 from torch import nn
 
 from agentrl.algorithms.grpo import GRPO
-from agentrl.models.policy import Policy
+from agentrl.models.policy import Policy, processor_has_bfloat16
 from agentrl.models.tiny import train_tokenizer
 from agentrl.training.batch import TrainingError
 from agentrl.training.job import DeepSpeed, TrainingJob
 from agentrl.training.launch import launch
 from agentrl.training.optimizer import LoRA, OptimizerConfig
-from agentrl.training.ranks import LATEST, WRITERS, _check_writers, _restore, _Work, _writer
+from agentrl.training.ranks import LATEST, WRITERS, _restore, _Work, _writer
+from agentrl.training.resharded import Fragment, ShardedStates, divided
 from agentrl.training.rows import TrainingRows, write_rows
 
 OPTIMIZER = OptimizerConfig(lr=5e-3, micro_tokens=64)
@@ -57,15 +61,47 @@ def test_each_rank_makes_its_own_files_durable() -> None:
     assert {name: _writer(Path("/checkpoints/step-1") / name) for name in files} == files
 
 
-def test_another_number_of_ranks_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "step-3").mkdir()
-    _check_writers(tmp_path, "step-3", 4)  # of a version that did not say who wrote it: DeepSpeed compares
-    (tmp_path / "step-3" / WRITERS).write_text("2")
-    _check_writers(tmp_path, "step-3", 2)
-    with pytest.raises(
-        TrainingError, match=r"written by 2 ranks, .* 4 are to go on .*deepspeed.processes, .* or remove"
-    ):
-        _check_writers(tmp_path, "step-3", 4)
+def parts(groups: list[dict[str, torch.Tensor]], rank: int, ranks: int, padding: float) -> list[torch.Tensor]:
+    """What a rank of ZeRO 3 holds of each group: an equal part of each parameter, in one buffer."""
+    buffers = []
+    for group in groups:
+        padded = [torch.nn.functional.pad(value, (0, -len(value) % ranks), value=padding) for value in group.values()]
+        buffers.append(torch.cat([value.chunk(ranks)[rank] for value in padded]))
+    return buffers
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(1, 7), st.integers(1, 7))
+def test_parts_of_any_number_of_ranks_make_those_of_any_other(sizes: list[int], writers: int, readers: int) -> None:
+    """Two groups, in files whose padding must not be read."""
+    numbers = torch.arange(1.0, 2 * sum(sizes) + 1)
+    values = [dict(enumerate(half.split(sizes))) for half in numbers.chunk(2)]
+    groups = [{f"{kind}.{n}": value for n, value in group.items()} for kind, group in zip("ab", values, strict=True)]
+    shapes = [{name: value.shape for name, value in group.items()} for group in groups]
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(writers):
+            flat = parts(groups, rank, writers, torch.nan)
+            moments = {n: {"step": torch.tensor(3.0), "exp_avg": -flat[n], "exp_avg_sq": flat[n] ** 2} for n in (0, 1)}
+            state = {"fp32_flat_groups": flat, "optimizer_state_dict": {"state": moments}}
+            file = Path(folder) / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+            torch.save({"optimizer_state_dict": state}, file)
+        written = ShardedStates(Path(folder), writers, {"param_shapes": shapes})
+        assert written.steps() == 3
+        for rank in range(readers):
+            for group, expected in enumerate(parts(groups, rank, readers, 0.0)):
+                for kind, wanted in (("fp32", expected), ("exp_avg", -expected), ("exp_avg_sq", expected**2)):
+                    flat = torch.zeros_like(expected)
+                    for fragment in divided(shapes[group], group, rank, readers):
+                        written.fill(kind, fragment, flat[fragment.start : fragment.start + fragment.count])
+                    assert flat.equal(wanted), "each value once, and padding is zero"
+
+
+def test_a_checkpoint_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
+    state = {"fp32_flat_groups": [torch.zeros(2)], "optimizer_state_dict": {"state": {}}}
+    torch.save({"optimizer_state_dict": state}, tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    written = ShardedStates(tmp_path, 1, {"param_shapes": [{"a": torch.Size([2])}]})
+    assert written.steps() is None, "no update was made"
+    with pytest.raises(ValueError, match=r"has 2 of 3 values of a part of a$"):
+        written.fill("fp32", Fragment("a", 0, 0, 0, 3), torch.zeros(3))
 
 
 def test_ranks_exchange_no_fewer_bits_than_they_compute_in() -> None:
@@ -111,12 +147,6 @@ def test_adapters_go_on_from_small_checkpoints_on_as_many_ranks(zero: Any, tmp_p
     folder = checkpoints / (checkpoints / LATEST).read_text()
     assert (folder / WRITERS).read_text() == "2"
     assert sum(file.stat().st_size for file in folder.rglob("*model_states.pt")) < 4 * 64_000
-    alone = DeepSpeed(zero=zero, processes=1)
-    job = TrainingJob.model_validate_json(path.read_text())
-    job.model_copy(update={"deepspeed": alone}).write(tmp_path / "killed")
-    with pytest.raises(TrainingError, match=r"was written by 2 ranks, .* and 1 are to go on from it"):
-        launch(alone, path, lambda metrics: None)
-    job.write(tmp_path / "killed")
     resumed: list[float] = []
     history = launch(spread, path, lambda metrics: resumed.append(metrics["step"]))
     assert resumed[0] >= 2
@@ -124,6 +154,39 @@ def test_adapters_go_on_from_small_checkpoints_on_as_many_ranks(zero: Any, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("zero", "readers", "adapters"), [(1, 3, False), (2, 1, True), (3, 1, False), (3, 3, True)])
+def test_another_number_of_ranks_goes_on_from_a_checkpoint(
+    zero: Any, readers: int, adapters: bool, tmp_path: Path
+) -> None:
+    """Sums over more ranks round otherwise, and nothing else differs: AdamW's moments, counted updates, groups."""
+    pytest.importorskip("deepspeed")
+    lora = LoRA(rank=4, alpha=8) if adapters else None
+    settings = {"optimizer": OPTIMIZER.model_copy(update={"lora": lora}), "checkpoint_every": 2}
+    two, other = (DeepSpeed(zero=zero, processes=ranks) for ranks in (2, readers))
+    whole = launch(two, job_in(tmp_path / "whole", two, **settings), lambda metrics: None)
+
+    def kill(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 3:
+            raise KeyboardInterrupt
+
+    path = job_in(tmp_path / "killed", two, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        launch(two, path, kill)
+    job = TrainingJob.model_validate_json(path.read_text())
+    job.model_copy(update={"deepspeed": other}).write(tmp_path / "killed")
+    resumed: list[float] = []
+    with pytest.warns(UserWarning, match=rf"2 ranks wrote the checkpoint .*step-\d, and {readers} go on from it"):
+        history = launch(other, path, lambda metrics: resumed.append(metrics["step"]))
+    assert resumed[0] >= 2
+    for mine, theirs in zip(losses(history), losses(whole), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    weights = (Policy.load(tmp_path / name / "model").model.state_dict() for name in ("killed", "whole"))
+    for mine, theirs in zip(*(state.values() for state in weights), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not processor_has_bfloat16(), reason="this processor would compute in float32")
 def test_weights_may_travel_in_bfloat16_and_stay_in_float32(tmp_path: Path) -> None:
     """Products are in bfloat16 anyway, so the first loss is the same; gradients are summed in fewer bits."""
     pytest.importorskip("deepspeed")

@@ -99,12 +99,14 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow
-def test_a_killed_run_on_ranks_goes_on(harness: Harness, warm: Model, tasks: Tasks) -> None:
-    """It is killed after its third iteration; its checkpoint is after the second."""
-    config = {**SMALL, "iterations": 4, "checkpoint_every": 2, "optimizer": OPTIMIZER}
+@pytest.mark.parametrize(("algorithm", "ranks"), [("grpo", 2), ("ppo", 3)])
+def test_a_killed_run_on_ranks_goes_on(algorithm: str, ranks: int, harness: Harness, warm: Model, tasks: Tasks) -> None:
+    """It is killed after its third iteration; its checkpoint is after the second. As many ranks go on from it, or one
+    more, which take over the parts of the policy and of its critic."""
+    config = {**SMALL, "iterations": 4, "checkpoint_every": 2, "optimizer": OPTIMIZER, "algorithm": {"type": algorithm}}
     expected = harness.run(online, config, model=warm, tasks=tasks)
     own = online.config.model_validate({**config, "deepspeed": spread(3)})
-    context = harness._context("resumed")
+    context = harness._context(f"resumed {algorithm}")
 
     def kill(done: int, total: int | None = None, **metrics: Any) -> None:
         if done == 3:
@@ -112,6 +114,7 @@ def test_a_killed_run_on_ranks_goes_on(harness: Harness, warm: Model, tasks: Tas
 
     with pytest.raises(Killed):
         online(replace(context, progress=kill), own, model=warm, tasks=tasks)
+    own = own.model_copy(update={"deepspeed": own.deepspeed.model_copy(update={"processes": ranks})})
     before = context.row_ids()
     again: list[str] = []
     result = online(

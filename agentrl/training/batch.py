@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.schemas.training import CE_WEIGHTS
+from agentrl.models.routes import Routes, RouteShape
+from agentrl.schemas.training import CE_WEIGHTS, ROUTES
 from agentrl.training.epochs import starts_of
 from agentrl.training.packing import Packing, pack
 from agentrl.training.rows import TrainingRows, flat, holds_true
@@ -36,6 +37,7 @@ class Batch:
     padding is false everywhere. The two sides of a pair are neighbours: even rows chosen, odd rows rejected.
     ``packing`` is the same tokens as one packed sequence, if that was asked for. ``ce_weights`` are the weights of the
     second stream, if the rows have one. ``unit`` [rows] numbers units from 0, if one of them has several rows.
+    ``routes`` are those of a pass over the batch: of the nodes of ``packing``, or of all padded tokens.
     """
 
     input_ids: Tensor
@@ -47,6 +49,7 @@ class Batch:
     packing: Packing | None = None
     ce_weights: Tensor | None = None
     unit: Tensor | None = None
+    routes: Routes | None = None
 
     def of_episodes(self, values: Tensor) -> Tensor:
         """Sums of values [rows] over the rows of each unit, [units]: a policy gradient's units are episodes."""
@@ -68,9 +71,15 @@ class Batch:
         return replace(self, **{name: value.to(device) for name, value in vars(self).items() if value is not None})
 
 
-def collate(rows: TrainingRows, packing: bool = False, sequence: "SequenceGroup | None" = None) -> Batch:
+def collate(
+    rows: TrainingRows,
+    packing: bool = False,
+    sequence: "SequenceGroup | None" = None,
+    shape: RouteShape | None = None,
+) -> Batch:
     """Rows as one padded batch. Log-probabilities outside the mask (NaN in the buffer) become 0; so does a column of
-    which a row has nothing. ``sequence`` are the ranks that compute the packing together."""
+    which a row has nothing. ``sequence`` are the ranks that compute the packing together. Routes of rows that have some
+    are read if ``shape`` says what those of the model are like."""
     offsets, ids = rows.lists("input_ids")
     places = np.arange(np.diff(offsets).max())
 
@@ -90,6 +99,13 @@ def collate(rows: TrainingRows, packing: bool = False, sequence: "SequenceGroup 
     if CE_WEIGHTS in rows.schema.names:
         ce_weights = padded(CE_WEIGHTS, torch.float32)
         ce_weights[:, 0] = 0.0
+    routes, marks, lengths = None, None, np.diff(offsets)
+    if shape and ROUTES in rows.schema.names:
+        data = rows.table()[ROUTES].to_pylist()
+        routes, marks = _routes(data, shape, lengths), _marks(data, shape, lengths)
+    packed = None
+    if packing:
+        packed = pack([row_ids.tolist() for row_ids in np.split(ids, offsets[1:-1])], sequence, marks)
     return Batch(
         input_ids=padded("input_ids", torch.long),
         mask=mask,
@@ -97,10 +113,36 @@ def collate(rows: TrainingRows, packing: bool = False, sequence: "SequenceGroup 
         logprobs=aligned("logprobs"),
         ref_logprobs=aligned("ref_logprobs"),
         label=torch.from_numpy(rows.scalars("label").astype(np.int64)),
-        packing=pack([row_ids.tolist() for row_ids in np.split(ids, offsets[1:-1])], sequence) if packing else None,
+        packing=packed,
         ce_weights=ce_weights,
         unit=_numbered(unit_starts(rows)),
+        routes=routes.part(packed.owner) if routes and packed else routes,
     )
+
+
+def _routes(data: Sequence[bytes], shape: RouteShape, lengths: np.ndarray) -> Routes:
+    """Routes of padded rows, [rows x width], from their bytes. Raises TrainingError if a row has too many, or some of
+    another model."""
+    indices = np.zeros((len(data), lengths.max(), len(shape.layers), shape.k), np.uint8 if shape.bytewise else np.int32)
+    known = np.zeros(indices.shape[:2], bool)
+    for number, (row, length) in enumerate(zip(data, lengths, strict=True)):
+        try:
+            given = shape.read(row)
+        except ValueError as error:
+            raise TrainingError(f"{error}; leave routes out") from None
+        if len(given) > length:
+            raise TrainingError(f"a row of {length} tokens has routes of {len(given)}; they are of another row")
+        indices[number, : len(given)], known[number, : len(given)] = given, True
+    return Routes(torch.from_numpy(indices).flatten(0, 1), torch.from_numpy(known).flatten())
+
+
+def _marks(data: Sequence[bytes], shape: RouteShape, lengths: np.ndarray) -> list[list[bytes]]:
+    """What differs between tokens that go to different experts, [rows][tokens]."""
+    size = shape.token_bytes
+    return [
+        [row[size * number : size * (number + 1)] for number in range(length)]
+        for row, length in zip(data, lengths, strict=True)
+    ]
 
 
 def _numbered(starts: np.ndarray) -> Tensor | None:

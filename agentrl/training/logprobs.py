@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from agentrl.models.routes import Routes, replaying
 from agentrl.training.packing import Packing
 
 if TYPE_CHECKING:
@@ -125,15 +126,19 @@ def _head_logprobs(model: "PreTrainedModel", hidden: Tensor, targets: Tensor) ->
     return chosen, entropy
 
 
-def _own_logprobs(model: "PreTrainedModel", input_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _own_logprobs(
+    model: "PreTrainedModel", input_ids: Tensor, mask: Tensor, routes: Routes | None
+) -> tuple[Tensor, Tensor]:
     """The same from the model's own logits, of each row by itself and up to its last masked token."""
     chosen, entropies = [], []
-    for ids, inside in zip(input_ids, mask, strict=True):
+    for row, (ids, inside) in enumerate(zip(input_ids, mask, strict=True)):
         end = int(inside.nonzero().max()) + 1 if inside.any() else 2
-        logp = model(input_ids=ids[None, :end], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        own = routes.part(slice(row * len(ids), row * len(ids) + end)) if routes else None
+        with replaying(model, own):
+            logp = model(input_ids=ids[None, :end], use_cache=False).logits[0, :-1].float().log_softmax(-1)
         pad = (1, len(ids) - end)
-        own = logp.gather(-1, ids[1:end, None])[:, 0]
-        chosen.append(torch.nn.functional.pad(own, pad))
+        of_ids = logp.gather(-1, ids[1:end, None])[:, 0]
+        chosen.append(torch.nn.functional.pad(of_ids, pad))
         entropies.append(torch.nn.functional.pad(-(logp.exp() * logp).sum(-1), pad))
     use = mask.clone()
     use[:, 0] = False
@@ -141,7 +146,12 @@ def _own_logprobs(model: "PreTrainedModel", input_ids: Tensor, mask: Tensor) -> 
 
 
 def token_logprobs(
-    model: "PreTrainedModel", input_ids: Tensor, mask: Tensor, packing: Packing | None = None, plain: bool = False
+    model: "PreTrainedModel",
+    input_ids: Tensor,
+    mask: Tensor,
+    packing: Packing | None = None,
+    plain: bool = False,
+    routes: Routes | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities and entropies [rows, tokens] of ``input_ids``, in float32; 0 if a token's ``mask`` is
     false.
@@ -150,12 +160,13 @@ def token_logprobs(
     attention ignores padding; with ``packing`` (inside :func:`agentrl.training.packing.packed`) there is none. Each
     of the ranks that compute a packing together gives all of them, and has the gradients of its own tokens.
     Logits exist for masked positions only, a chunk at a time. ``plain`` takes the model's own logits, row by row, for
-    models whose logits are more than hidden states times a matrix.
+    models whose logits are more than hidden states times a matrix. ``routes`` are replayed: of the nodes of
+    ``packing``, or of all padded tokens.
 
     Raises ValueError for models that scale their logits in a way that is not known here.
     """
     if plain:
-        return _own_logprobs(model, input_ids, mask)
+        return _own_logprobs(model, input_ids, mask, routes)
     config = model.config.get_text_config()
     for name in ("logit_scale", "logits_scaling"):
         if getattr(config, name, None) not in (None, 1, 1.0):
@@ -163,15 +174,18 @@ def token_logprobs(
     rows, places = mask[:, 1:].nonzero(as_tuple=True)
     group = packing.sequence if packing else None
     if packing is None:
-        hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        with replaying(model, routes):
+            hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
         flat = hidden[rows, places]
     else:
         nodes = packing.places[rows, places]
         if group:
             own = group.own(packing)
+            routes = routes and routes.part(own)
             inside = (nodes >= own.start) & (nodes < own.stop)
             rows, places, nodes = rows[inside], places[inside], nodes[inside] - own.start
-        flat = packing.hidden(model.base_model).index_select(0, nodes)
+        with replaying(model, routes):
+            flat = packing.hidden(model.base_model).index_select(0, nodes)
     chosen, entropy = _head_logprobs(model, flat, input_ids[rows, places + 1])
     empty = torch.zeros(input_ids.shape, device=input_ids.device)
     index = (rows, places + 1)

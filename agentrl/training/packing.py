@@ -7,7 +7,7 @@ nodes of each row, so a token sees exactly the tokens of its own row before it, 
 gradients equal those of separate rows, as long as there is no dropout, which rows would share.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -56,10 +56,15 @@ class Packing:
         return hidden[0]
 
 
-def pack(sequences: Sequence[Sequence[int]], group: "SequenceGroup | None" = None) -> Packing:
-    """Token lists as one packed sequence over their prefix tree."""
+def pack(
+    sequences: Sequence[Sequence[int]],
+    group: "SequenceGroup | None" = None,
+    marks: Sequence[Sequence[Hashable]] | None = None,
+) -> Packing:
+    """Token lists as one packed sequence over their prefix tree. With ``marks`` [rows][tokens], rows share a node only
+    where these are equal too."""
     width = max(len(sequence) for sequence in sequences)
-    nodes: dict[tuple[int, int], int] = {}
+    nodes: dict[tuple[int, int, Hashable], int] = {}
     tokens: list[int] = []
     positions: list[int] = []
     owner: list[int] = []
@@ -67,7 +72,8 @@ def pack(sequences: Sequence[Sequence[int]], group: "SequenceGroup | None" = Non
     for row, sequence in enumerate(sequences):
         parent, path = -1, []
         for position, token in enumerate(sequence):
-            node = nodes.setdefault((parent, token), len(tokens))
+            mark = marks[row][position] if marks else None
+            node = nodes.setdefault((parent, token, mark), len(tokens))
             if node == len(tokens):
                 tokens.append(token)
                 positions.append(position)

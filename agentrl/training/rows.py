@@ -1,6 +1,6 @@
 """Training rows in columns: a table in memory, or a file of which a step reads only its own rows, by position."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.schemas.training import TRAINING_SCHEMA, TWO_STREAMS, TrainingRow, training_schema
+from agentrl.schemas.training import ROUTES, TRAINING_SCHEMA, TWO_STREAMS, TrainingRow, training_schema
 
 Positions = Sequence[int] | np.ndarray
 
@@ -48,6 +48,12 @@ class TrainingRows:
         if (unit[1:] < unit[:-1]).any():
             rows._order = np.argsort(unit, kind="stable")
         return rows
+
+    def routed(self, routes: Mapping[str, bytes]) -> "TrainingRows":
+        """The rows of a table in memory with the column ``routes``, by their ids; of those that have none it is
+        empty."""
+        column = pa.array([routes.get(name, b"") for name in self.ids()], pa.large_binary())
+        return TrainingRows.of_table(self.table().append_column(ROUTES, column))
 
     def __len__(self) -> int:
         return int(self._starts[-1])

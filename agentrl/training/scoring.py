@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.models.policy import Policy
+from agentrl.models.routes import RouteShape, route_shape
 from agentrl.training.backend import Backend, OneProcess
 from agentrl.training.batch import Batch, check_rows, collate, micro_batches
 from agentrl.training.logprobs import token_logprobs
@@ -23,12 +24,13 @@ from agentrl.training.rows import TrainingRows, nested
 @dataclass(frozen=True)
 class Passes:
     """Passes of a model over micro batches, without training: each rank computes its share of them. Those of the
-    policy are ``packed`` over prefixes."""
+    policy are ``packed`` over prefixes. Those with the shape of ``routes`` replay the routes that rows have."""
 
     backend: Backend
     model: Any
     micro_tokens: int
     packed: bool
+    routes: RouteShape | None = None
 
     @torch.no_grad()
     def by_row(
@@ -44,7 +46,8 @@ class Passes:
             for number in range(share, shares * math.ceil(len(parts) / shares), shares):
                 # all ranks must take part in every round: one without a part left computes one that does not count
                 part = parts[number] if number < len(parts) else parts[0][:2]
-                batch = collate(rows.take(part), self.packed, self.backend.sequence).to(self.backend.device)
+                batch = collate(rows.take(part), self.packed, self.backend.sequence, self.routes)
+                batch = batch.to(self.backend.device)
                 values = self.backend.run(partial(work, batch)).float().cpu().numpy()
                 if number < len(parts):
                     for row, row_values in zip(part, values, strict=True):
@@ -59,16 +62,18 @@ def batch_logprobs(
     policy: Policy, rows: TrainingRows, micro_tokens: int = 8192, backend: Backend | None = None
 ) -> list[np.ndarray]:
     """Log-probabilities under ``policy`` of each row's tokens, [tokens] in float32, in order; 0 for tokens whose mask
-    is false. Without a ``backend``, the policy's model is whole in this process."""
+    is false. Without a ``backend``, the policy's model is whole in this process. Routes that rows have are
+    replayed."""
     model = policy.model.eval()
     backend = backend or OneProcess(model)
     plain = plain_pass(policy, backend)
 
     def logprobs(batch: Batch) -> Tensor:
         with policy.autocast():
-            return token_logprobs(model, batch.input_ids, batch.mask, batch.packing, plain)[0]
+            return token_logprobs(model, batch.input_ids, batch.mask, batch.packing, plain, batch.routes)[0]
 
-    return Passes(backend, model, micro_tokens, packs(model, backend, plain)).by_row(rows, alone(rows), logprobs)
+    passes = Passes(backend, model, micro_tokens, packs(model, backend, plain), route_shape(model))
+    return passes.by_row(rows, alone(rows), logprobs)
 
 
 def alone(rows: TrainingRows) -> list[list[int]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentrl.algorithms.base import Objective
 from agentrl.models.policy import Policy
+from agentrl.models.routes import checkpoint_contexts, route_shape
 from agentrl.training.backend import Backend, OneProcess
 from agentrl.training.batch import Batch, TrainingError, collate, micro_batches, units
 from agentrl.training.logprobs import token_logprobs
@@ -49,8 +50,10 @@ class Trainer:
         policy.prepare(config.precision)
         if config.lora:
             add_lora(policy, config.lora, seed)
+        self.routes = route_shape(policy.model)
         if config.gradient_checkpointing:
-            policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+            routed = {"context_fn": checkpoint_contexts(policy.model)} if self.routes else {}
+            policy.model.gradient_checkpointing_enable({"use_reentrant": False, **routed})
         self.backend = backend(policy.model, config)
         self.plain = plain_pass(policy, self.backend)
         self.packs = packs(policy.model, self.backend, self.plain)
@@ -63,7 +66,8 @@ class Trainer:
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         with self.policy.autocast():
-            return token_logprobs(self.policy.model, batch.input_ids, batch.scored, batch.packing, self.plain)
+            pass_over = (batch.input_ids, batch.scored, batch.packing, self.plain, batch.routes)
+            return token_logprobs(self.policy.model, *pass_over)
 
     def step(self, rows: TrainingRows, lr_scale: float = 1.0, index: int | None = None) -> Metrics:
         """One optimiser step over all ``rows``. Gradients accumulate over micro batches, which changes no result.
@@ -120,7 +124,7 @@ class Trainer:
         first, shares = self.backend.share, self.backend.shares
         rounds = math.ceil(len(parts) / shares)
         positions = parts[first::shares]
-        collated = partial(collate, packing=self.packs, sequence=self.backend.sequence)
+        collated = partial(collate, packing=self.packs, sequence=self.backend.sequence, shape=self.routes)
         batches = [collated(rows.take(part)) for part in positions]
         # All ranks must take part in every round: a rank without a micro batch left computes one that does not count.
         spare = [] if len(batches) == rounds else [collated(rows.take(parts[0][:2]))]
@@ -188,7 +192,7 @@ class Trainer:
         over them. A pass over other batches, or the sampler's, differs by rounding: in bfloat16 by more than the
         bounds of some ratios."""
         _without_noise(self.policy.model)
-        passes = Passes(self.backend, self.policy.model, self.micro_tokens, self.packs)
+        passes = Passes(self.backend, self.policy.model, self.micro_tokens, self.packs, self.routes)
         logprobs = passes.by_row(rows, units(rows), lambda batch: self._forward(batch)[0])
         table, offsets = rows.table(), rows.lists("input_ids")[0]
         index = table.schema.get_field_index("logprobs")

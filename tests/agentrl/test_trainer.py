@@ -22,7 +22,6 @@ from agentrl.training.loop import fit
 from agentrl.training.optimizer import LoRA, OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.scoring import reference_logprobs
-from agentrl.training.sequence import SequenceGroup
 from agentrl.training.step import Trainer
 
 OBJECTIVES: list[Objective] = [SFT(), DPO(nll=0.3), KTO(), GRPO(entropy=0.1), DAPO(), DrGRPO()]
@@ -187,9 +186,9 @@ def test_a_rank_builds_no_micro_batch_of_another_rank(monkeypatch: pytest.Monkey
 
     built: list[int] = []
 
-    def counted(rows: TrainingRows, packing: bool = False, sequence: SequenceGroup | None = None) -> Batch:
+    def counted(rows: TrainingRows, **given: Any) -> Batch:
         built.append(len(rows))
-        return collate(rows, packing, sequence)
+        return collate(rows, **given)
 
     monkeypatch.setattr("agentrl.training.step.collate", counted)
     config = OptimizerConfig(micro_tokens=1)  # a micro batch for each row

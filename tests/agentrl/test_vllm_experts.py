@@ -6,12 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from architectures import qwen
-from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from mixtures import mixture
+from transformers import AutoModelForCausalLM
 
 from agentrl.engines.base import Weights
 from agentrl.engines.blocking import blocking
@@ -24,33 +23,6 @@ from agentrl.training.optimizer import LoRA
 
 TOLERANCE = 1e-4
 """Mean absolute difference between log-probs of vLLM and of the trainer, in float32."""
-
-
-def mixture(kind: str) -> Policy:
-    """Four experts of which a token takes two, in each of two layers."""
-    dense = qwen()
-    sizes: dict[str, Any] = {
-        "vocab_size": dense.model.config.vocab_size,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,  # the CPU build of vLLM has no kernel for less
-        "max_position_embeddings": 256,
-        "num_experts_per_tok": 2,
-        "initializer_range": 0.1,
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    torch.manual_seed(0)
-    model: Any
-    if kind == "qwen3-moe":
-        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, num_experts=4, moe_intermediate_size=32))
-    else:
-        model = MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=4))
-    return Policy(model.eval(), dense.tokenizer, kind)
 
 
 def updated(policy: Policy, seed: int) -> Policy:

@@ -132,7 +132,8 @@ class VLLMConfig(EngineConfig):
             options += ["--lora-target-modules", *adapter_targets(policy.model)]
         replicas = self._in_process(options) if self.in_process else self._servers(options)
         folder = Path(self.folder).expanduser() if self.folder else None
-        return VLLMEngine(policy, replicas, folder, self.tolerance, self.sync)
+        dtype = None if self.dtype == "auto" else self.dtype
+        return VLLMEngine(policy, replicas, folder, self.tolerance, self.sync, dtype)
 
     def _in_process(self, options: list[str]) -> "list[Replica]":
         from agentrl.engines.in_process import InProcess

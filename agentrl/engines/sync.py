@@ -70,16 +70,18 @@ class Folders:
 
     adapter: Adapter | None = None
 
-    def __init__(self, policy: "Policy", folder: Path) -> None:
-        self._folder, self._tokenizer = folder, policy.tokenizer
-        self._first = self.start = write_folder(policy.source, policy.tokenizer, folder / str(policy.version))
+    def __init__(self, policy: "Policy", folder: Path, dtype: str | None) -> None:
+        self._folder, self._tokenizer, self._dtype = folder, policy.tokenizer, dtype
+        first = folder / str(policy.version)
+        self._first = self.start = write_folder(policy.source, policy.tokenizer, first, dtype=dtype)
         self.label = policy.version
         self._before: tuple[int, Path] | None = None
 
     def prepare(self, weights: Weights) -> Path:
         if adapter_rank(weights.source) is not None:
             raise EngineError("this model has an adapter, and had none when vLLM was started with it; begin anew")
-        return write_folder(weights.source, self._tokenizer, self._folder / str(weights.version), self._first)
+        folder = self._folder / str(weights.version)
+        return write_folder(weights.source, self._tokenizer, folder, self._first, self._dtype)
 
     def use(self, version: int, prepared: Path) -> None:
         self._before = self.label, self.start
@@ -127,14 +129,14 @@ class Adapters:
     """The model once, and a new adapter for each version. Nothing pauses: turns under way go on with the adapter that
     they began with, and later ones name the new one."""
 
-    def __init__(self, policy: "Policy", folder: Path) -> None:
+    def __init__(self, policy: "Policy", folder: Path, dtype: str | None) -> None:
         if "lm_head" in adapter_targets(policy.model):
             raise EngineError(
                 "vLLM 0.32 ends when it scores a prompt with an adapter of the output layer; leave lm_head out of "
                 "optimizer.lora.targets"
             )
         self._folder = folder
-        self.start = write_folder(policy.model, policy.tokenizer, folder / "base")
+        self.start = write_folder(policy.model, policy.tokenizer, folder / "base", dtype=dtype)
         self.label = policy.version
         self._prefix = uuid.uuid4().hex[:12]  # a server may serve several engines
         self._count = 0

@@ -92,11 +92,11 @@ class Transfer:
 
     adapter: Adapter | None = None
 
-    def __init__(self, policy: "Policy", folder: Path, backend: Backend) -> None:
+    def __init__(self, policy: "Policy", folder: Path, dtype: str | None, backend: Backend) -> None:
         if adapter_rank(policy.model) is not None:
             raise EngineError(f"sync: {backend} sends whole models, and this one has an adapter; leave sync out")
         self.backend = backend
-        self.start = write_folder(policy.model, policy.tokenizer, folder / str(policy.version))
+        self.start = write_folder(policy.model, policy.tokenizer, folder / str(policy.version), dtype=dtype)
         self.label = policy.version
         parameters = list(policy.model.parameters())
         self.limit_s = transfer_s(sum(tensor.numel() * tensor.element_size() for tensor in parameters))

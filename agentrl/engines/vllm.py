@@ -44,8 +44,9 @@ class Expectation(NamedTuple):
 class VLLMEngine:
     """Samples with ``replicas`` of vLLM that serve ``policy``. If this has an adapter, they are given that alone.
 
-    Folders of weights lie in ``folder``, which replicas must be able to read. A load whose probe differs from
-    transformers by more than ``tolerance`` (mean absolute difference of log-probs) is an error.
+    Folders of weights lie in ``folder``, which replicas must be able to read, and have ``dtype``, or the model's. A
+    load whose probe differs from transformers by more than ``tolerance`` (mean absolute difference of log-probs) is an
+    error.
 
     Raises EngineError if a replica does not start, lacks a route, or gives other log-probs than transformers.
     """
@@ -61,6 +62,7 @@ class VLLMEngine:
         folder: Path | None = None,
         tolerance: float = 1e-3,
         sync: Literal["folders", "nccl", "ipc"] = "folders",
+        dtype: str | None = None,
     ) -> None:
         self._own_folder = folder is None
         self.folder = folder or temporary("vllm")
@@ -75,9 +77,9 @@ class VLLMEngine:
         self._ready = asyncio.Event()
         self.loads: list[float] = []
         if sync != "folders":
-            self._sync: Sync = Transfer(policy, self.folder, sync)
+            self._sync: Sync = Transfer(policy, self.folder, dtype, sync)
         else:
-            self._sync = (Folders if adapter_rank(policy.model) is None else Adapters)(policy, self.folder)
+            self._sync = (Folders if adapter_rank(policy.model) is None else Adapters)(policy, self.folder, dtype)
         self._probe = Expectation([], [])
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHARD_BYTES = 256 << 20
-"""The most that is held of a model to write it, unless one tensor is larger."""
+"""The size of a file of weights, unless one tensor is larger."""
+
+WRITERS = 4
+"""Files that are written at once. So many, and one that is being filled, are the most that is held of a model to write
+it."""
 
 SAVED_TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
@@ -27,9 +32,16 @@ COPY_TOLERANCE = 1e-3
 """Largest difference of a log-prob between a model and its copy on another device."""
 
 
-def write_folder(source: "Path | PreTrainedModel", tokenizer: Any, folder: Path, like: Path | None = None) -> Path:
+def write_folder(
+    source: "Path | PreTrainedModel",
+    tokenizer: Any,
+    folder: Path,
+    like: Path | None = None,
+    dtype: str | None = None,
+) -> Path:
     """A model folder with an output layer of its own. Servers on a CPU reload tied embeddings wrongly: they keep the
-    output layer that they began with (see docs/decisions/0040-weights-of-servers.md).
+    output layer that they began with (see docs/decisions/0040-weights-of-servers.md). Matrices are written in
+    ``dtype``, that of the servers, and as they are without it; see :func:`served_dtype`.
 
     An adapter is left out, see :func:`write_adapter`. ``like`` is the folder that servers began with. Raises
     EngineError if its tensors have other names or shapes, which a server would load without a word.
@@ -42,25 +54,59 @@ def write_folder(source: "Path | PreTrainedModel", tokenizer: Any, folder: Path,
         if source.generation_config is not None:
             source.generation_config.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-    tensors = _stored(source) if isinstance(source, Path) else tensors_of(source)
-    shards = WeightFiles(partial, tensors)
-    for name in tensors:
-        shards.add({name: _own(tensors[name][...].cpu())})
-    shards.end()
+    write_tensors(partial, stored(source) if isinstance(source, Path) else tensors_of(source), dtype)
     config = json.loads((partial / "config.json").read_text()) | {"tie_word_embeddings": False}
+    if dtype is not None:
+        config["dtype"] = dtype
     if not config.get("architectures"):  # a server would take a model without it for one that only embeds
         config["architectures"] = [type(source).__name__]
     (partial / "config.json").write_text(json.dumps(config, indent=2))
-    if like is not None and (stored := shapes(partial)) != (wanted := shapes(like)):
-        odd = sorted(set(stored.items()) ^ set(wanted.items()))
-        raise EngineError(f"weights of {folder.name} have other tensors than those the servers began with: {odd[:3]}")
+    if like is not None:
+        check_shapes(folder.name, shapes(partial), shapes(like))
     return _whole(partial, folder)
+
+
+def check_shapes(version: str, actual: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequence[int]]) -> None:
+    """Raises EngineError if tensors have other names or shapes than those that servers began with."""
+    if actual != wanted:
+        different = sorted(name for name in actual.keys() | wanted.keys() if actual.get(name) != wanted.get(name))
+        shown = ", ".join(
+            f"{name} is {_shown(actual.get(name))}, not {_shown(wanted.get(name))}" for name in different[:3]
+        )
+        raise EngineError(f"weights of {version} have other tensors than those the servers began with: {shown}")
+
+
+def _shown(shape: Sequence[int] | None) -> str:
+    return "missing" if shape is None else str(list(shape))
+
+
+def write_tensors(folder: Path, tensors: "Mapping[str, Any]", dtype: str | None = None) -> None:
+    """The weights of a model folder, from tensors or slices of files."""
+    import torch
+
+    planned = {
+        name: torch.empty(_shape(tensor), dtype=served_dtype(tensor, dtype), device="meta")
+        for name, tensor in tensors.items()
+    }
+    shards = WeightFiles(folder, planned)
+    for name, tensor in tensors.items():
+        shards.add({name: tensor[...].to("cpu", planned[name].dtype, copy=True).contiguous()})
+    shards.end()
+
+
+def served_dtype(tensor: Any, dtype: str | None) -> Any:
+    """The dtype in which a tensor, or a slice of a file, goes to servers that compute in ``dtype``. Vectors stay as
+    they are: they weigh little, and vLLM keeps some of them in float32, such as the biases of routers."""
+    import torch
+
+    own = _dtype(tensor)
+    return getattr(torch, dtype) if dtype and own.is_floating_point and len(_shape(tensor)) > 1 else own
 
 
 class WeightFiles:
     """The weights of a model folder, in files of at most 256 MiB with an index, or one file if the model is not larger.
-    ``tensors`` have the names, shapes and dtypes of all, as tensors or as slices of files. A file is written when all
-    that it holds was added, so that tensors should come in the order of ``tensors``."""
+    ``tensors`` have the names, shapes and dtypes of all, as tensors or as slices of files. A file is written,
+    beside others, when all that it holds was added, so that tensors should come in the order of ``tensors``."""
 
     def __init__(self, folder: Path, tensors: "Mapping[str, Any]") -> None:
         import torch
@@ -72,6 +118,7 @@ class WeightFiles:
         plan = split_torch_state_dict_into_shards(empty, max_shard_size=SHARD_BYTES)
         self._folder, self._files = folder, plan.filename_to_tensors
         self._ready: dict[str, Any] = {}
+        self._pool, self._written = ThreadPoolExecutor(WRITERS, "weights"), list[Future[None]]()
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
             (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
@@ -84,10 +131,15 @@ class WeightFiles:
         whole = [file for file, names in self._files.items() if all(name in self._ready for name in names)]
         for file in whole:
             ready = {name: self._ready.pop(name).contiguous() for name in self._files.pop(file)}
-            save_file(ready, self._folder / file, {"format": "pt"})
+            self._written.append(self._pool.submit(save_file, ready, self._folder / file, {"format": "pt"}))
+            if len(self._written) >= WRITERS:
+                self._written.pop(0).result()
 
     def end(self) -> None:
-        """Raises EngineError if a tensor was not added, or one that nobody named."""
+        """Wait until all is written. Raises EngineError if a tensor was not added, or one that nobody named."""
+        for write in self._written:
+            write.result()
+        self._pool.shutdown()
         if self._files or self._ready:
             odd = sorted({name for names in self._files.values() for name in names} ^ self._ready.keys())
             raise EngineError(f"weights in {self._folder} are not whole: {len(odd)} tensors, such as {odd[:3]}")
@@ -120,7 +172,7 @@ def adapter_targets(model: Any) -> list[str]:
     )
 
 
-def _stored(folder: Path) -> dict[str, Any]:
+def stored(folder: Path) -> dict[str, Any]:
     """Slices of the files of a folder, by name, none of which is read yet; with an output layer."""
     from safetensors import safe_open
 

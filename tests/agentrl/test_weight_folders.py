@@ -43,15 +43,36 @@ def test_a_model_and_its_folder_give_the_same_shards(
         assert sorted(set(json.loads(index.read_text())["weight_map"].values())) == files
 
 
-def test_no_more_than_a_shard_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("from_folder", [False, True])
+def test_matrices_have_the_dtype_of_the_servers_and_vectors_their_own(from_folder: bool, tmp_path: Path) -> None:
+    """vLLM keeps some vectors in float32, such as the biases of routers."""
+    policy = Policy(small_model(seed=2), train_tokenizer(["some text"], 300), "small")
+    policy.model.register_buffer("scalar", torch.tensor(3))
+    policy.save(tmp_path / "saved")
+    source = tmp_path / "saved" if from_folder else policy.model
+    folder = write_folder(source, policy.tokenizer, tmp_path / "served", dtype="bfloat16")
+    written, trained = tensors_of(folder), tensors_of(policy.model)
+    assert written.keys() == trained.keys()
+    for name, tensor in trained.items():
+        wanted = tensor.bfloat16() if tensor.ndim > 1 else tensor
+        assert written[name].dtype == wanted.dtype
+        assert written[name].equal(wanted)
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_no_more_than_some_shards_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "SHARD_BYTES", 4000)
     tensors = {f"layer.{number}": torch.full((300,), float(number)) for number in range(20)}
     shards = WeightFiles(tmp_path, tensors)
     for number, (name, tensor) in enumerate(tensors.items(), 1):
         shards.add({name: tensor})
         assert len(shards._ready) < 3
-        assert len(list(tmp_path.glob("*.safetensors"))) == number // 3 + (number == 20)
+        assert len(shards._written) < weights.WRITERS
+        assert len(list(tmp_path.glob("*.safetensors"))) <= number // 3 + (number == 20)
     shards.end()
+    assert len(list(tmp_path.glob("*.safetensors"))) == 7
+    written = tensors_of(tmp_path)
+    assert all(written[name].equal(tensor) for name, tensor in tensors.items())
 
 
 def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.run
 	@echo "Installing what tests and checks need ..."
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,minilm,text,redact,formats,vllm,serve,view,math,mcp,gymnasium,openai,lora,trackers,parity,deepspeed,ray,gguf,reasoning-gym]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,prefect,report,dialects,retrieval,minilm,text,redact,formats,vllm,serve,view,math,mcp,gymnasium,openai,qlora,trackers,parity,deepspeed,ray,gguf,reasoning-gym]'
 	@touch $@
 
 # axe-core and the compiler of TypeScript come from npm, at the versions and hashes of package-lock.json

@@ -329,6 +329,7 @@ print("the endpoint was asked", len(asked), "times")
         ("openai", "tenacity", "aiolimiter"),
     ),
     "lora": Case("3 stages ran", 'run(WARM % ", optimizer: {lora: {rank: 2}}")', ("peft",)),
+    "qlora": Case("3 stages ran", 'run(WARM % ", optimizer: {lora: {quantize: nf4}}")', ("peft", "bitsandbytes")),
     "trackers": Case(
         "tensorboard, wandb and mlflow were told",
         """

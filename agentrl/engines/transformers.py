@@ -22,6 +22,7 @@ from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
 from agentrl.engines.decoding import CacheSlot, CacheSlots, DecodingBatch, Row, check_tokens
 from agentrl.engines.kv_cache import KVCache
 from agentrl.engines.weights import check_copy, module_of
+from agentrl.models.quantized import restore, without_quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -135,7 +136,7 @@ class TransformersEngine:
         EngineError if the model gives other log-probs with them than the source does."""
         if weights.source is not self.model:
             source = module_of(weights.source, self.model.dtype)
-            self.model.load_state_dict(source.state_dict())
+            restore(self.model, without_quantized(source, source.state_dict()))
             check_copy(self.model, source, weights.version)
         for cache_slot in self._cache_slots.by_session.values():
             if cache_slot.row is not None and cache_slot.row not in self._waiting:

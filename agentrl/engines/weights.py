@@ -201,11 +201,13 @@ def tensors_of(source: "Path | PreTrainedModel") -> dict[str, Any]:
     """The tensors of a model by the names that a folder of it has, without its adapter, and with an output layer."""
     from safetensors.torch import load_file
 
+    from agentrl.models.quantized import state_of
+
     if isinstance(source, Path):
         files = sorted(source.glob("*.safetensors"))
         tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
     else:
-        tensors = {name: tensor.detach() for name, tensor in source.state_dict().items()}
+        tensors = {name: tensor.detach() for name, tensor in state_of(source).items()}
         if adapter_rank(source) is not None:
             tensors = {
                 name.replace(".base_layer.", "."): tensor for name, tensor in tensors.items() if ".lora_" not in name

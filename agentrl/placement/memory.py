@@ -22,6 +22,9 @@ OVERHEAD = 1.5 * GIB
 VLLM_SHARE = 0.9
 """Of a GPU that vLLM takes, by its default ``--gpu-memory-utilization``."""
 
+NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Of a number in 4 bits: blocks of 64 share a scale of a byte, and 256 scales one of 4 (Dettmers et al. 2023)."""
+
 HEAD_CHUNK = 2**24
 """Logits at a time, see :mod:`agentrl.training.logprobs`."""
 
@@ -53,6 +56,11 @@ class ModelShape:
     def kv_token(self) -> int:
         """Numbers that a token has in the cache: keys and values of all layers."""
         return 2 * self.layers * self.keys
+
+    @property
+    def weights(self) -> int:
+        """Weights of all linear layers."""
+        return sum(inputs * outputs for inputs, outputs in self.linear)
 
     def splits(self, ranks: int) -> bool:
         """Whether so many ranks can share its heads."""
@@ -127,6 +135,7 @@ class TrainingPlan:
     bfloat16: bool = False
     checkpointing: bool = False
     lora_rank: int | None = None
+    quantized: bool = False
     zero: int = 0
     ranks: int = 0
     offload_optimizer: bool = False
@@ -149,12 +158,13 @@ class Need:
 def training(shape: ModelShape, plan: TrainingPlan) -> Need:
     """What one process needs to train. Weights, gradients and Adam's two moments are float32, 4 bytes each; ZeRO splits
     moments from stage 1, gradients from 2, weights from 3. In stages 1 and 2 DeepSpeed also keeps a copy of its part of
-    the weights. Adapters alone have gradients and moments."""
+    the weights. Adapters alone have gradients and moments; linear layers below them may be in 4 bits."""
     ranks = max(1, plan.ranks)
     trained = shape.adapters(plan.lora_rank) if plan.lora_rank else shape.parameters
     whole = shape.parameters + (trained if plan.lora_rank else 0)
     split = {stage: ranks if plan.ranks and plan.zero >= stage else 1 for stage in (1, 2, 3)}
-    weights = FLOAT32 * whole / split[3]
+    frozen = shape.weights if plan.quantized else 0
+    weights = FLOAT32 * (whole - frozen) / split[3] + NF4 * frozen
     gradients = FLOAT32 * trained / split[2]
     moments = 2 * FLOAT32 * trained / split[1]
     need = Need()
@@ -217,7 +227,9 @@ def activations(shape: ModelShape, plan: TrainingPlan) -> float:
     kept = FLOAT32 * shape.width * shape.layers + full if plan.checkpointing else full * shape.layers
     sharded = plan.ranks > 0 and plan.zero == 3
     keeps_copies = plan.bfloat16 and not sharded and not (plan.lora_rank and plan.checkpointing)
-    copies = BFLOAT16 * shape.parameters if keeps_copies else 0
+    copies = BFLOAT16 * (shape.parameters - (shape.weights if plan.quantized else 0)) if keeps_copies else 0
+    if plan.quantized:  # one weight at a time is cast back, and then to the precision of products
+        copies += (FLOAT32 + BFLOAT16 * plan.bfloat16) * max(inputs * outputs for inputs, outputs in shape.linear)
     return plan.tokens * kept + copies
 
 

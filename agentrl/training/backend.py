@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.models.quantized import restore, without_quantized
 from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.optimizer import OptimizerConfig, parameter_groups
 
@@ -130,10 +131,11 @@ class OneProcess:
         return saved
 
     def _state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        trained = without_quantized(self.model, self.model.state_dict())
+        return {"model": trained, "optimizer": self.optimizer.state_dict()}
 
     def _restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state.pop("model"))
+        restore(self.model, state.pop("model"))
         self.optimizer.load_state_dict(state.pop("optimizer"))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from agentrl.engines.weights import WeightFiles, as_saved
 from agentrl.models.policy import Policy
+from agentrl.models.quantized import is_quantized, whole
 from agentrl.training.backend import Backend
 
 
@@ -46,7 +47,8 @@ def _begin(policy: Policy, folder: Path) -> None:
 
 def _shapes(model: torch.nn.Module) -> Iterator[tuple[str, torch.Size]]:
     for name, parameter, _ in _parameters(model):
-        yield name, getattr(parameter, "ds_shape", parameter.shape)
+        shape = parameter.quant_state.shape if is_quantized(parameter) else parameter.shape
+        yield name, getattr(parameter, "ds_shape", shape)
     for name, buffer in _buffers(model):
         yield name, buffer.shape
 
@@ -64,7 +66,7 @@ def _whole(model: torch.nn.Module, backend: Backend) -> Iterator[tuple[str, Tens
             else [parameter]
         )
         with backend.gathered(needed):
-            value = parameter.data
+            value = whole(parameter)
             if adapted:
                 for adapter in adapted.active_adapters:
                     value = value + adapted.get_delta_weight(adapter).to(value.dtype)

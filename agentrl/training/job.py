@@ -58,7 +58,13 @@ class DeepSpeed(BaseModel):
         return self
 
     def check(self, optimizer: OptimizerConfig) -> None:
-        """Raises ValueError if products are in more bits than the weights that ranks exchange for them."""
+        """Raises ValueError if products are in more bits than the weights that ranks exchange for them, or if weights
+        are in 4 bits."""
+        if optimizer.quantized:
+            raise ValueError(
+                "optimizer.lora.quantize: nf4 is for one process, and deepspeed starts ranks; leave one of both out "
+                "(deepspeed: {zero: 3} divides frozen weights over ranks)"
+            )
         if self.communication == "bfloat16" and optimizer.precision != "bfloat16":
             raise ValueError(
                 f"deepspeed.communication: bfloat16 rounds weights before products in {optimizer.precision}; set "

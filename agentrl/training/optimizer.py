@@ -1,22 +1,29 @@
 """Settings that every optimiser step has, independent of the loss."""
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from agentrl.schemas.annotations import ADDED
 
 if TYPE_CHECKING:
     import torch
 
 
 class LoRA(BaseModel):
-    """Low-rank adapters (Hu et al. 2021) through PEFT. They are merged into the weights when the model is saved."""
+    """Low-rank adapters (Hu et al. 2021) through PEFT, over weights that may be in 4 bits (Dettmers et al. 2023). They
+    are merged into the weights when the model is saved."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rank: int = Field(16, ge=1, description="inner width of an adapter")
     alpha: int = Field(32, ge=1, description="adapters are scaled by alpha / rank")
     targets: str | list[str] = Field("all-linear", description="names of modules, or all-linear")
+    quantize: Annotated[Literal["nf4"] | None, ADDED] = Field(
+        None,
+        description="nf4: weights of linear layers are frozen in 4 bits (QLoRA), and sampled, scored and saved as such",
+    )
 
 
 class OptimizerConfig(BaseModel):
@@ -38,6 +45,11 @@ class OptimizerConfig(BaseModel):
     )
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass: less memory")
     lora: LoRA | None = Field(None, description="train low-rank adapters alone; null: all weights")
+
+    @property
+    def quantized(self) -> bool:
+        """Whether frozen weights are in 4 bits."""
+        return bool(self.lora and self.lora.quantize)
 
     def lr_at(self, step: int, total: int) -> float:
         """Learning rate of optimiser step ``step`` of ``total``, both counted from 0."""

@@ -33,6 +33,7 @@ CHOICES: Mapping[tuple[str, str], tuple[tuple[str, ...], str]] = {
     ("type", "textarena"): (("textarena",), BY_HAND),
     ("type", "math"): (("math_verify",), "math"),
     ("type", "reasoning_gym"): (("reasoning_gym",), "reasoning-gym"),
+    ("quantize", "nf4"): (("bitsandbytes",), "qlora"),
     ("rule", "diverse"): (("sklearn",), "retrieval"),
     ("format", "huggingface"): (("datasets",), "formats"),
     ("track", "tensorboard"): (("tensorboard",), "trackers"),

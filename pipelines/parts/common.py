@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agentrl.rollouts.runner import RolloutRunner
     from agentrl.schemas.task import Task
     from agentrl.schemas.trajectory import Message
+    from agentrl.training.optimizer import OptimizerConfig
 
 
 REWARDS = "components, {type: format, weight: 0.1} or {type: module:Class, ...}, added to the environment's reward"
@@ -100,12 +101,23 @@ def warn_of_error(error: str) -> None:
         warnings.warn(f"environments failed while rows were verified; the first of them:\n{error}", stacklevel=3)
 
 
-def load_policy(model: Model, engine: EngineConfig | None = None) -> "Policy":
+def load_policy(model: Model, engine: EngineConfig | None = None, on_host: bool = False) -> "Policy":
     """The policy of an upstream stage. If it only samples, by an ``engine`` that has the weights elsewhere, it stays on
     the host: servers take the GPUs."""
     from agentrl.models.policy import Policy
 
-    return Policy.load(model.path, model.name, on_host=engine is not None and engine.elsewhere)
+    return Policy.load(model.path, model.name, on_host=on_host or (engine is not None and engine.elsewhere))
+
+
+def policy_to_train(model: Model, optimizer: "OptimizerConfig") -> "Policy":
+    """The policy of an upstream stage, ready to be trained, and to be the reference or the policy before training: its
+    weights are as those of the one that is trained, also where they are in 4 bits."""
+    policy = load_policy(model, on_host=optimizer.quantized)
+    if optimizer.quantized:
+        from agentrl.models.quantized import quantize
+
+        quantize(policy.model)
+    return policy.prepare(optimizer.precision)
 
 
 def policy_of(model: Model | None, engine: EngineConfig) -> "Policy | None":
@@ -124,17 +136,22 @@ def outside(path: str) -> str | Path:
     return folder if folder.exists() else path
 
 
-def outside_policy(path: str) -> "Policy":
+def outside_policy(path: str, on_host: bool = False) -> "Policy":
     """The policy of a model folder outside the store, or of a name on the Hugging Face hub."""
     from agentrl.models.policy import Policy
 
-    return Policy.load(outside(path))
+    return Policy.load(outside(path), on_host=on_host)
 
 
 def start_policy(
-    model: Model | None, config: ModelConfig | None, conversations: "Iterable[Sequence[Message]]", seed: int
+    model: Model | None,
+    config: ModelConfig | None,
+    conversations: "Iterable[Sequence[Message]]",
+    seed: int,
+    on_host: bool = False,
 ) -> "Policy":
-    """The policy that training starts from: the input, or what the config names.
+    """The policy that training starts from: the input, or what the config names. ``on_host`` keeps it off the GPU until
+    its weights are in 4 bits.
 
     Raises ValueError if both or neither are given.
     """
@@ -142,10 +159,13 @@ def start_policy(
     from agentrl.models.tiny import tiny_policy
 
     if model is not None and config is None:
-        return load_policy(model)
+        return load_policy(model, on_host=on_host)
     if config is None or model is not None:
         raise ValueError("wire inputs.model or set with.model: one of them, not both")
-    policy = tiny_policy(conversations, seed, config.size) if config.path is None else outside_policy(config.path)
+    if config.path is None:
+        policy = tiny_policy(conversations, seed, config.size)
+    else:
+        policy = outside_policy(config.path, on_host)
     if config.dialect:
         policy.tokenizer.init_kwargs[KEY] = config.dialect
     return policy

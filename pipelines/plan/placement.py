@@ -261,6 +261,7 @@ class _Stage:
             bfloat16=optimizer.precision == "bfloat16",
             checkpointing=optimizer.gradient_checkpointing,
             lora_rank=optimizer.lora.rank if optimizer.lora else None,
+            quantized=optimizer.quantized,
             zero=spread.zero if spread else 0,
             ranks=self.ranks(spread) * self.nodes if spread else 0,
             offload_optimizer=bool(spread and spread.offload_optimizer),

@@ -44,7 +44,7 @@ def traced_step(
     from agentrl.training.traced import TracedJob
 
     text = config.get_text_config()
-    _check(text, spread, bool(optimizer.lora))
+    _check(text, spread, optimizer)
     layers = text.num_hidden_layers
     few, many = _counts(text, spread)
     length = min(length or tokens, tokens)
@@ -76,10 +76,12 @@ def _counts(text: Any, spread: Any) -> tuple[int, int]:
     return first + few, first + few + 2
 
 
-def _check(text: Any, spread: Any, adapters: bool) -> None:
+def _check(text: Any, spread: Any, optimizer: Any) -> None:
+    if optimizer.quantized:
+        raise ValueError("weights in 4 bits are made from values, and a trace has none")
     if spread and (spread.offload_optimizer or spread.offload_parameters):
         raise ValueError("what is offloaded to the machine's memory is not told apart in a trace")
-    if lacking := (spread and missing("deepspeed", "deepspeed")) or (adapters and missing("peft", "lora")):
+    if lacking := (spread and missing("deepspeed", "deepspeed")) or (optimizer.lora and missing("peft", "lora")):
         raise ValueError(lacking)
     if len(kinds := set(getattr(text, "layer_types", None) or ["all"])) > 1:
         raise ValueError(f"layers of {text.model_type} are of several kinds ({', '.join(sorted(kinds))})")

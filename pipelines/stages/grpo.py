@@ -22,7 +22,7 @@ from agentrl.pipelines.handles import Folder, Model, NoteTable, Table, Tasks, Tr
 from agentrl.pipelines.methods.distill.teaching import Teaching, teaching
 from agentrl.pipelines.methods.echo.observed import weighing
 from agentrl.pipelines.parts.budget import check_room
-from agentrl.pipelines.parts.common import load_policy, rollout_runner, warn_of_splits
+from agentrl.pipelines.parts.common import load_policy, policy_to_train, rollout_runner, warn_of_splits
 from agentrl.pipelines.parts.outcomes import ENDS, MOST, record_excluded_of, record_failures, warn_of_shares
 from agentrl.pipelines.parts.replayed import Stored, begun, check_sources, reading, stored_groups
 from agentrl.pipelines.stage import Context, stage
@@ -179,7 +179,7 @@ def _policy(context: Context, config: OnlineConfig, model: Model) -> "Iterator[t
     """The policy, and the models on ranks, if there are some. Then this process has the model that the embedded engine
     samples with, and none for servers."""
     if config.deepspeed is None:
-        yield load_policy(model), None
+        yield policy_to_train(model, config.optimizer), None
         return
     from agentrl.models.policy import Policy
     from agentrl.online.ranks import ModelsOnRanks

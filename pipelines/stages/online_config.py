@@ -183,6 +183,15 @@ class OnlineConfig(Compressing, TeacherConfig):
         return self
 
     @model_validator(mode="after")
+    def _critic_is_trained_whole(self) -> "OnlineConfig":
+        if self.algorithm.needs_critic and self.optimizer.quantized:
+            raise ValueError(
+                f"algorithm {self.algorithm.type} trains a critic, all weights of a second model, and "
+                "optimizer.lora.quantize: nf4 freezes them in 4 bits; leave quantize out, or use grpo, rloo, ..."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ranks_give_weights_as_files(self) -> "OnlineConfig":
         if self.deepspeed:
             self.deepspeed.check(self.optimizer)

@@ -20,7 +20,7 @@ from agentrl.algorithms.sft import SFT
 from agentrl.pipelines.handles import Model, NoteTable, Pairs, Scores, Steps, Trajectories
 from agentrl.pipelines.methods.distill.teaching import TeacherConfig, Teaching, teaching
 from agentrl.pipelines.methods.echo.observed import Observe, observing, weighing
-from agentrl.pipelines.parts.common import ModelConfig, load_policy, outside, start_policy
+from agentrl.pipelines.parts.common import ModelConfig, outside, policy_to_train, start_policy
 from agentrl.pipelines.parts.scores import ByScorer, under
 from agentrl.pipelines.parts.selected import OtherTemperatures, Selected, check_tokenizer
 from agentrl.pipelines.parts.stored_tasks import KnownTasks
@@ -131,7 +131,7 @@ def _speaker(
 
     if start is not None and not (model and config.model):
         return Tokenizing(start, model.name if model else None)
-    policy = start_policy(model, config.model, conversations, seed)
+    policy = start_policy(model, config.model, conversations, seed, config.optimizer.quantized)
     importlib.import_module("agentrl.training.loop")
     _ = policy.codec
     return policy
@@ -165,7 +165,7 @@ def _prefer(context: Context, config: TrainConfig, objective: Preference, pairs:
     from agentrl.training.scoring import reference_logprobs
 
     with Training(context, config) as training:
-        policy = load_policy(model).prepare(config.optimizer.precision)
+        policy = policy_to_train(model, config.optimizer)
         batches = _pair_batches(pairs, policy)
         if objective.reference:
             batches = (reference_logprobs(policy, batch, config.optimizer.micro_tokens) for batch in batches)
@@ -222,7 +222,7 @@ def kto(
     from agentrl.training.scoring import reference_logprobs
 
     with Training(context, config) as training:
-        policy = load_policy(model).prepare(config.optimizer.precision)
+        policy = policy_to_train(model, config.optimizer)
         chosen = Selected(under(trajectories, scores, config.scorer)).at_temperature_1(config.other_temperatures)
         success = chosen.scalars["success"]
         if success.null_count:
@@ -276,7 +276,7 @@ def offline(
     check_wired(config.algorithm.credit, steps)
     algorithm, micro_tokens = config.algorithm, config.optimizer.micro_tokens
     with Training(context, config) as training:
-        policy = load_policy(model).prepare(config.optimizer.precision)
+        policy = policy_to_train(model, config.optimizer)
         given = under(trajectories, scores, config.scorer)
         chosen = Selected(given, OUTCOME).merged().at_temperature_1(config.other_temperatures)
         chosen.check_tokenizers(policy, np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy()))

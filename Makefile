@@ -13,7 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 # each process would compile the checkout anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run pictures bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-servers test-vllm-in-process test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-scale-data bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer bench-cut clean
+.PHONY: run pictures bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-servers test-vllm-in-process test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-scale-data bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer bench-cut bench-cluster clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -137,7 +137,7 @@ bench-scale-data: $(VENV)/.run  # ROWS=100000, SKETCHES=10000000
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
 	$(BIN)/python benchmarks/scale_store.py
 
-bench-buffer bench-pipelines bench-training bench-learning bench-methods bench-scale bench-formats bench-online bench-prompts bench-cut: $(VENV)/.bench
+bench-buffer bench-pipelines bench-training bench-learning bench-methods bench-scale bench-formats bench-online bench-prompts bench-cut bench-cluster: $(VENV)/.bench
 	$(BIN)/python benchmarks/$(@:bench-%=%).py
 
 # against the viewers of inspect-ai, arize-phoenix and trackio, each in an interpreter of its own; the store, and what those were

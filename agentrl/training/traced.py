@@ -50,11 +50,13 @@ class TracedJob(BaseModel):
 class Trace(BaseModel):
     """Of the last step. ``peaks`` are bytes of live tensors, by phase; ``moved`` has for each kind of collective how
     often it is called and the bytes of its largest operand, summed; ``order`` is a hash of all collectives in order
-    with their shapes, which must be equal on all ranks."""
+    with their shapes, which must be equal on all ranks. ``ahead`` is how often DeepSpeed begins to gather weights
+    before they are needed, in forward and in backward passes."""
 
     peaks: dict[str, int]
     moved: dict[str, tuple[int, int]]
     order: str
+    ahead: dict[str, int]
 
 
 class Storages:
@@ -102,6 +104,13 @@ class Shapes(FakeTensorMode):
         self.storages.peaks = {}
         self.moved: dict[str, tuple[int, int]] = {}
         self.order = hashlib.blake2b(digest_size=8)
+        self.ahead = {"forward": 0, "backward": 0}
+
+    def count_ahead(self, event: str) -> None:
+        """Count an event of DeepSpeed's if it begins to gather ahead."""
+        direction, _, kind = event.partition("_")
+        if kind == "prefetch_submit":
+            self.ahead[direction] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         from torch._C._distributed_c10d import FakeWork
@@ -140,12 +149,12 @@ def trace(job: TracedJob) -> Trace:
     if job.deepspeed:
         _join(job)
     shapes = Shapes()
-    with _without_values(job):
+    with _without_values(job, shapes):
         try:
             _steps(job, shapes)
         except torch._subclasses.fake_tensor.UnsupportedFakeTensorException as error:
             raise ValueError(f"{job.config.get('model_type')} cannot be traced: {error}") from error
-    return Trace(peaks=shapes.storages.peaks, moved=shapes.moved, order=shapes.order.hexdigest())
+    return Trace(peaks=shapes.storages.peaks, moved=shapes.moved, order=shapes.order.hexdigest(), ahead=shapes.ahead)
 
 
 def _steps(job: TracedJob, shapes: Shapes) -> None:
@@ -243,9 +252,9 @@ def _name_phases(backend: Any, storages: Storages) -> None:
 
 
 @contextmanager
-def _without_values(job: TracedJob) -> Iterator[None]:
-    """What asks for values of other ranks, moves tensors that are not there or decides by numbers does nothing, and
-    attention is that of a GPU."""
+def _without_values(job: TracedJob, shapes: Shapes) -> Iterator[None]:
+    """What asks for values of other ranks, moves tensors that are not there or decides by numbers does nothing,
+    attention is that of a GPU, and ``shapes`` hears of what DeepSpeed gathers ahead."""
     from transformers.integrations import moe
 
     from agentrl.models import policy
@@ -275,7 +284,10 @@ def _without_values(job: TracedJob) -> Iterator[None]:
             stack.enter_context(patch.object(torch.nn.Module, name, lambda module, *args, **given: module))
         if job.deepspeed:
             from deepspeed.runtime.zero import parameter_offload, partitioned_param_coordinator
+            from deepspeed.runtime.zero.partitioned_param_profiler import PartitionedParameterProfiler
 
+            events = patch.object(PartitionedParameterProfiler, "start_event", lambda _, name: shapes.count_ahead(name))
+            stack.enter_context(events)
             for module in (partitioned_param_coordinator, parameter_offload):
                 if hasattr(module, "assert_ints_same_as_other_ranks"):
                     stack.enter_context(patch.object(module, "assert_ints_same_as_other_ranks", lambda ints: None))

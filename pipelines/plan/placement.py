@@ -203,7 +203,9 @@ class _Stage:
         others = [f"{phase} {memory.rounded(size)}" for phase, size in step.peaks.items() if phase != step.phase]
         exchanges = [f"{name} {calls} x, {size / GIB:.2f} GiB" for name, (calls, size) in sorted(step.moved.items())]
         exchanged = (f"a step exchanges {', '.join(exchanges)}",) if exchanges else ()
-        return (", ".join(others), f"calculated {memory.rounded(calculated)}", *exchanged)
+        ahead = (f"gathers ahead {step.ahead['forward']} x forward, {step.ahead['backward']} x backward",)
+        sharded = ahead if spread and spread.zero == 3 else ()
+        return (", ".join(others), f"calculated {memory.rounded(calculated)}", *exchanged, *sharded)
 
     def placed(self, role: str, count: int, need: Need, first: bool = False, remarks: tuple[str, ...] = ()) -> Placed:
         nodes = self.nodes if role == "rank" else 1

@@ -22,10 +22,11 @@ PATIENCE_S = 1200
 @dataclass(frozen=True)
 class TracedStep:
     """``peaks`` are bytes of live tensors by phase of a step (forward, backward, optimizer), ``moved`` calls and bytes
-    by kind of collective."""
+    by kind of collective, ``ahead`` how often DeepSpeed begins to gather weights before they are needed."""
 
     peaks: dict[str, float]
     moved: dict[str, tuple[int, float]]
+    ahead: dict[str, int]
 
     @property
     def phase(self) -> str:
@@ -54,7 +55,8 @@ def traced_step(
     )  # fmt: skip
     if layers <= many:
         [whole] = _run(_text([job]))
-        return TracedStep(whole["peaks"], {name: tuple(entry) for name, entry in whole["moved"].items()})
+        moved = {name: tuple(entry) for name, entry in whole["moved"].items()}
+        return TracedStep(whole["peaks"], moved, whole["ahead"])
     first, last = _run(_text(job.model_copy(update={"layers": count}) for count in (few, many)))
 
     def at_all(before: float, after: float) -> float:
@@ -65,7 +67,8 @@ def traced_step(
         name: (round(at_all(calls, last["moved"][name][0])), at_all(size, last["moved"][name][1]))
         for name, (calls, size) in first["moved"].items()
     }
-    return TracedStep(peaks, moved)
+    ahead = {direction: round(at_all(count, last["ahead"][direction])) for direction, count in first["ahead"].items()}
+    return TracedStep(peaks, moved, ahead)
 
 
 def _counts(text: Any, spread: Any) -> tuple[int, int]:

@@ -160,4 +160,5 @@ def test_few_layers_say_what_many_hold() -> None:
     job = TracedJob(config=config, layers=13, optimizer=optimizer, rows=[512, 512], deepspeed=spread, world=8)
     [whole] = traces([job])
     assert max(few.peaks.values()) == pytest.approx(max(whole["peaks"].values()), rel=0.03)
+    assert min(few.ahead.values()) > 0, "the next layer is gathered while one computes, in both directions"
     assert few.moved["reduce_scatter_base"][1] == pytest.approx(whole["moved"]["reduce_scatter_base"][1], rel=0.01)

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from agentrl.schemas.trajectory import InfrastructureError, Span
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from agentrl.schemas.trajectory import Message
 
 
@@ -66,6 +68,9 @@ class Turn:
 
     ``stop`` is ``stop`` if a stop token ended the turn (it is the last of ``ids``), ``length`` if a limit of
     :class:`Sampling` did, and ``cut`` if its time was over. An engine without token ids gives ``message`` alone.
+
+    ``routes`` [tokens, layers, k] are the experts that tokens of the session went to, from the first one on of which it
+    had none before the turn. The last token has none: nothing was computed from it yet.
     """
 
     ids: list[int]
@@ -73,6 +78,7 @@ class Turn:
     spans: list[Span]
     stop: Literal["stop", "length", "cut"]
     message: "Message | None" = None
+    routes: "np.ndarray | None" = field(default=None, compare=False)
 
 
 @dataclass
@@ -118,6 +124,13 @@ class Session:
     on_fork: "Callable[[Session, Session], None] | None" = None
     usage: Usage | None = None
     """What the turns took, of an engine without token ids. A fork counts its own turns."""
+    routes: "list[np.ndarray]" = field(default_factory=list)
+    """Those of turns, one after the other, of an engine that records them."""
+
+    @property
+    def routed(self) -> int:
+        """How many of the first tokens have routes."""
+        return sum(map(len, self.routes))
 
     def observe(self, ids: Sequence[int]) -> None:
         """Append tokens that the policy did not choose."""
@@ -136,6 +149,8 @@ class Session:
         self.ids += turn.ids
         self.mask += [True] * len(turn.ids)
         self.logprobs += turn.logprobs
+        if turn.routes is not None:
+            self.routes.append(turn.routes)
 
     def forget(self, start: int) -> None:
         """Take out all tokens from ``start`` on, which the next turn is sampled in place of."""
@@ -143,12 +158,14 @@ class Session:
             del column[start:]
         kept = [span.model_copy(update={"end": min(span.end, start)}) for span in self.spans if span.start < start]
         self.spans[:] = kept
+        left = [max(0, start - sum(map(len, self.routes[:number]))) for number in range(len(self.routes))]
+        self.routes[:] = [routes[:size] for routes, size in zip(self.routes, left, strict=True) if size]
 
     def fork(self, key: tuple[int, ...] = ()) -> "Session":
         """A session that begins as a copy of this one, and goes its own way."""
         child = Session(
             list(self.ids), list(self.mask), list(self.logprobs), list(self.spans), key or self.key, self.root,
-            list(self.messages), self.tools, dict(self.seconds), self.on_end, self.on_fork,
+            list(self.messages), self.tools, dict(self.seconds), self.on_end, self.on_fork, routes=list(self.routes),
         )  # fmt: skip
         if self.on_fork:
             self.on_fork(self, child)

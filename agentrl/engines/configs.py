@@ -3,9 +3,9 @@
 import os
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from agentrl.schemas.installation import install_hint
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from agentrl.engines.base import Engine
     from agentrl.engines.replicas import Replica
     from agentrl.models.policy import Policy
+    from agentrl.models.routes import RouteShape
 
 
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -27,8 +28,32 @@ class EngineConfig(BaseModel):
     """Whether its turns have token ids and log-probabilities. It then samples from the model of the stage's input."""
     elsewhere: ClassVar[bool] = False
     """Whether it computes with weights of its own, and not with the model that it is given."""
+    has_routes: ClassVar[bool] = False
+    """Whether its turns can have the routes of a mixture of experts."""
 
     type: str
+    _record_routes: bool = PrivateAttr(False)
+
+    def with_routes(self) -> Self:
+        """The same, whose engine records routes. Raises ValueError if it cannot."""
+        if not self.has_routes:
+            raise ValueError(f"engine.type: {self.type} does not return routes; transformers and vllm do")
+        recording = self.model_copy()
+        recording._record_routes = True
+        return recording
+
+    def _shape(self, policy: "Policy") -> "RouteShape | None":
+        """What routes that are recorded look like, if some are. Raises ValueError if the model has none."""
+        from agentrl.models.routes import route_shape
+
+        if not self._record_routes:
+            return None
+        if (shape := route_shape(policy.model)) is None:
+            raise ValueError(
+                f"{policy.name} ({policy.model.config.model_type}) has no routers of experts that are known here, so "
+                "it has no routes to replay; leave routes out"
+            )
+        return shape
 
     @abstractmethod
     def build(self, policy: "Policy | None") -> "Engine":
@@ -37,6 +62,8 @@ class EngineConfig(BaseModel):
 
 class EmbeddedConfig(EngineConfig):
     """The embedded engine, in the process of the stage."""
+
+    has_routes: ClassVar[bool] = True
 
     type: Literal["transformers"] = "transformers"
     schedule: Literal["exact", "free"] = Field(
@@ -55,7 +82,8 @@ class EmbeddedConfig(EngineConfig):
         if policy is None:
             raise ValueError("engine transformers samples from a model; wire inputs.model")
         check_sampling(policy)
-        engine = TransformersEngine(policy.model, self.rows, self.schedule, policy.autocast)
+        shape = self._shape(policy)
+        engine = TransformersEngine(policy.model, self.rows, self.schedule, policy.autocast, shape)
         engine.version = policy.version
         return engine
 
@@ -64,6 +92,7 @@ class VLLMConfig(EngineConfig):
     """vLLM: servers that the stage starts or that a URL names, or in the process of the stage."""
 
     elsewhere: ClassVar[bool] = True
+    has_routes: ClassVar[bool] = True
 
     type: Literal["vllm"] = "vllm"
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of the model, if the stage starts vLLM")
@@ -101,7 +130,7 @@ class VLLMConfig(EngineConfig):
         missing."""
         import torch
 
-        from agentrl.engines.replicas import EXTENSION
+        from agentrl.engines.replicas import EXTENSION, ROUTES
         from agentrl.engines.transfer import check_transfer, transfer_option
         from agentrl.engines.vllm import VLLMEngine
         from agentrl.engines.weights import adapter_rank, adapter_targets, has_experts
@@ -119,6 +148,8 @@ class VLLMConfig(EngineConfig):
             if has_experts(policy.model):
                 options += [EXTENSION, f"{'agentrl.engines.' if self.in_process else ''}cpu_experts.CPUExperts"]
 
+        shape = self._shape(policy)
+        options += [ROUTES] if shape else []
         if self.sync != "folders":
             check_transfer(self.sync)
             options += transfer_option(self.sync)
@@ -133,7 +164,7 @@ class VLLMConfig(EngineConfig):
         replicas = self._in_process(options) if self.in_process else self._servers(options)
         folder = Path(self.folder).expanduser() if self.folder else None
         dtype = None if self.dtype == "auto" else self.dtype
-        return VLLMEngine(policy, replicas, folder, self.tolerance, self.sync, dtype)
+        return VLLMEngine(policy, replicas, folder, self.tolerance, self.sync, dtype, shape)
 
     def _in_process(self, options: list[str]) -> "list[Replica]":
         from agentrl.engines.in_process import InProcess

@@ -14,6 +14,8 @@ from agentrl.engines.base import EngineError, Turn
 from agentrl.engines.blocking import in_thread
 from agentrl.engines.replicas import (
     FORGET,
+    ROUTES,
+    RUNNER,
     Adapter,
     BadRequestError,
     Receiver,
@@ -48,6 +50,8 @@ class InProcess:
     def __init__(self, options: Sequence[str] = ()) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        if ROUTES in options:
+            os.environ.setdefault(RUNNER, "1")
         if transfer_option("ipc")[1] in options:
             os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # handles of memory are pickled
         try:
@@ -100,7 +104,7 @@ class InProcess:
         ids = list(made.token_ids)
         logprobs = [given[token].logprob for token, given in zip(ids, made.logprobs or [], strict=True)]
         spans = [span_of(span.version, span.start, span.end) for span in made.weight_versions or []]
-        return turn_of(ids, logprobs, spans, made.finish_reason)
+        return turn_of(ids, logprobs, spans, made.finish_reason, made.routed_experts)
 
     async def score(self, ids: list[int], adapter: Adapter | None) -> list[float]:
         params = {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}

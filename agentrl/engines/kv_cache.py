@@ -1,5 +1,6 @@
 """The key-value cache of the embedded engine: rows of their own lengths in its slots."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,10 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from agentrl.models.routes import RouteShape, recording
+
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedModel
 
 _FIRST_CAPACITY = 64
@@ -77,10 +81,11 @@ class _CacheLayer(DynamicLayer):
 
 class KVCache:
     """Slots for rows of one model. Slot ``s`` holds what the model computed for the first tokens of a row; a row's
-    length is kept by the caller."""
+    length is kept by the caller. With the ``shape`` of its routes, it holds these beside the keys and values."""
 
-    def __init__(self, model: "PreTrainedModel") -> None:
-        self.model = model
+    def __init__(self, model: "PreTrainedModel", shape: RouteShape | None = None) -> None:
+        self.model, self._shape = model, shape
+        self._routes = torch.empty(0)
         self._place = _Place()
         self._cache = DynamicCache()
         self._cache.layers = []
@@ -92,15 +97,26 @@ class KVCache:
         are all below ``width``."""
         self._reserve(int(len(slots) if leading else slots.max().item() + 1), width)
         self._place.set(slots, positions, width, leading)
-        out = self.model(
-            input_ids=ids,
-            attention_mask=self._masks(positions, width),
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with recording(self.model) if self._shape else nullcontext() as recorded:
+            out = self.model(
+                input_ids=ids,
+                attention_mask=self._masks(positions, width),
+                position_ids=positions,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        if recorded:
+            chosen = torch.stack(recorded, 1).to(self._routes.dtype)
+            self._routes[slots[:, None], positions] = chosen.unflatten(0, ids.shape)
         return out.logits[:, -1]
+
+    def routes(self, slot: int, start: int, end: int) -> "np.ndarray | None":
+        """Routes [tokens, layers, k] of a slot's tokens from ``start`` to ``end``; None if they are not kept, or there
+        are no such tokens."""
+        if self._shape is None or start >= end:
+            return None
+        return self._routes[slot, start:end].cpu().numpy().astype(self._shape.dtype)
 
     def copy(self, sources: list[int], targets: list[int], width: int) -> None:
         """Copy the first ``width`` positions of slots to other slots."""
@@ -109,6 +125,8 @@ class KVCache:
         source, target = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
         for storage in self._storages():
             storage[target, :, :width] = storage[source, :, :width]
+        if self._shape:
+            self._routes[target, :width] = self._routes[source, :width]
 
     def keep(self, slots: list[int]) -> None:
         """Keep these slots alone, numbered in this order."""
@@ -116,11 +134,14 @@ class KVCache:
         order = torch.tensor(slots, device=self.model.device)
         for layer in self._layers():
             layer.storages = [storage.index_select(0, order) for storage in layer.storages]
+        if self._shape:
+            self._routes = self._routes.index_select(0, order)
         self._place.size = len(slots)
 
     def clear(self) -> None:
         """Free all memory."""
         self._cache.layers = []
+        self._routes = torch.empty(0)
         self._place.size = self._place.capacity = 0
 
     def _reserve(self, size: int, width: int) -> None:
@@ -132,6 +153,17 @@ class KVCache:
         layout.size = max(layout.size, size)
         for layer in self._layers():
             layer.resize(layout.size, layout.capacity)
+        if self._shape:
+            self._routes = self._resized(self._shape)
+
+    def _resized(self, shape: RouteShape) -> Tensor:
+        """Room for the routes of all slots, with those that are known."""
+        room = (self._place.size, self._place.capacity, len(shape.layers), shape.k)
+        dtype = torch.uint8 if shape.bytewise else torch.int32
+        grown = torch.zeros(room, dtype=dtype, device=self.model.device)
+        if self._routes.numel():
+            grown[: self._routes.shape[0], : self._routes.shape[1]] = self._routes
+        return grown
 
     def _layers(self) -> list[_CacheLayer]:
         return [layer for layer in self._cache.layers if isinstance(layer, _CacheLayer)]

@@ -4,11 +4,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from agentrl.engines.base import EngineError, Turn
 from agentrl.placement.launcher import limits
 from agentrl.schemas.trajectory import Span
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from agentrl.models.routes import RouteShape
 
 State = Literal["starting", "stale", "serving", "suspect", "dead"]
 """``serving`` needs health, the version of the engine, and a probe that the weights passed. ``stale`` answers, with
@@ -16,6 +21,10 @@ weights of another version."""
 
 EXTENSION, FORGET = "--worker-extension-cls", "forget_expert_kernels"
 """The option that gives workers the methods of :class:`agentrl.engines.cpu_experts.CPUExperts`, and that method."""
+
+ROUTES, RUNNER = "--enable-return-routed-experts", "VLLM_USE_V2_MODEL_RUNNER"
+"""The option that makes vLLM return routes, and the variable that chooses the model runner that can. The parameter
+``routed_experts_prompt_start`` of a request says from which token on."""
 
 START_S, TRANSFER_S = 600.0, 300.0
 """Seconds that a server may take to answer, or to read weights, and a transfer of weights, besides the time for their
@@ -186,10 +195,35 @@ def span_of(label: str, start: int, end: int) -> Span:
     return Span(version=int(label), start=start, end=end)
 
 
-def turn_of(ids: list[int], logprobs: list[float], spans: list[Span], reason: str | None) -> Turn:
+def turn_of(
+    ids: list[int], logprobs: list[float], spans: list[Span], reason: str | None, routes: "np.ndarray | None" = None
+) -> Turn:
     """A turn from what vLLM gave. Raises ReplicaError if its parts do not fit together."""
     if len(logprobs) != len(ids) or sum(span.end - span.start for span in spans) != len(ids):
         raise ReplicaError(f"vLLM gave {len(ids)} tokens, {len(logprobs)} log-probs and the spans {spans}")
     if reason not in ("abort", "stop", "length"):
         raise ReplicaError(f"vLLM ended a request by {reason!r}")
-    return Turn(ids, logprobs, spans, "cut" if reason == "abort" else "stop" if reason == "stop" else "length")
+    stop: Literal["cut", "stop", "length"] = "cut" if reason == "abort" else "stop" if reason == "stop" else "length"
+    return Turn(ids, logprobs, spans, stop, routes=routes)
+
+
+def routes_of(made: Turn, shape: "RouteShape", tokens: int) -> "np.ndarray | None":
+    """The routes of a turn in the layers that have a router: vLLM gives those of all layers, [tokens, layers, k]. There
+    are at most so many ``tokens``, fewer of a turn that was cut.
+
+    Raises EngineError if a turn has none, and ReplicaError if they do not fit.
+    """
+    if made.routes is None:
+        if made.stop == "cut":
+            return None
+        raise EngineError(f"vLLM returned no routes; start its servers with {ROUTES} and {RUNNER}=1")
+    routes = made.routes
+    if routes.shape[1] > max(shape.layers):
+        routes = routes[:, list(shape.layers)]
+    if len(routes) > tokens or (len(routes) < tokens and made.stop != "cut"):
+        raise ReplicaError(f"vLLM gave routes of {len(routes)} tokens, not {tokens}")
+    try:
+        shape.check(routes)
+    except ValueError as error:
+        raise ReplicaError(str(error)) from None
+    return routes.astype(shape.dtype)

@@ -1,6 +1,8 @@
 """vLLM servers over HTTP: one is a URL, and a process if we started it."""
 
 import asyncio
+import base64
+import io
 import os
 import shutil
 import socket
@@ -13,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
 from agentrl.engines.base import EngineError, Turn
 from agentrl.engines.blocking import in_thread
 from agentrl.engines.replicas import (
     EXTENSION,
     FORGET,
+    ROUTES,
+    RUNNER,
     Adapter,
     BadRequestError,
     Receiver,
@@ -167,10 +172,11 @@ class Server:
         ids = [int(token) for token in choice["token_ids"]]
         logprobs = [float(entry["logprob"]) for entry in (choice["logprobs"]["content"] if ids else [])]
         spans = _spans(choice)
-        return turn_of(ids, logprobs, spans, choice["finish_reason"])
+        return turn_of(ids, logprobs, spans, choice["finish_reason"], _routes(choice))
 
     async def score(self, ids: list[int], adapter: Adapter | None) -> list[float]:
         params = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "logprobs": 0, "detokenize": False}
+        params |= {"routed_experts_prompt_start": len(ids)} if ROUTES in self.options else {}
         answer = await self._generate({"token_ids": ids, "sampling_params": params} | _model(adapter))
         given = answer.get("prompt_logprobs")
         for choice in answer["choices"]:
@@ -257,6 +263,12 @@ def _model(adapter: Adapter | None) -> dict[str, str]:
     return {} if adapter is None else {"model": adapter.name}
 
 
+def _routes(choice: dict[str, Any]) -> np.ndarray | None:
+    """Experts [tokens, layers, k], which are bytes of numpy's own format in base64."""
+    given = choice.get("routed_experts")
+    return None if given is None else np.load(io.BytesIO(base64.b64decode(given)), allow_pickle=False)
+
+
 def _spans(choice: dict[str, Any]) -> list[Span]:
     return [span_of(span["version"], span["start"], span["end"]) for span in choice["weight_versions"] or []]
 
@@ -277,6 +289,8 @@ SERVING: Mapping[str, str | None] = {
 def serving(options: Sequence[str]) -> dict[str, str | None]:
     """The changes to the environment of a server with these options."""
     env = dict(SERVING)
+    if ROUTES in options:
+        env[RUNNER] = "1"
     if "--enable-lora" in options:
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if transfer_option("ipc")[1] in options:

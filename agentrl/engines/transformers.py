@@ -23,6 +23,7 @@ from agentrl.engines.decoding import CacheSlot, CacheSlots, DecodingBatch, Row, 
 from agentrl.engines.kv_cache import KVCache
 from agentrl.engines.weights import check_copy, module_of
 from agentrl.models.quantized import restore, without_quantized
+from agentrl.models.routes import RouteShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,7 +55,8 @@ class TransformersEngine:
 
     ``schedule`` exact waits before each step until every open session has asked for its next turn or ended: the same
     seeds give the same tokens, to the bit. ``free`` does not wait; float32 sums may then differ in their last bit,
-    since which rows share a step depends on time. ``autocast`` gives the context of forward passes.
+    since which rows share a step depends on time. ``autocast`` gives the context of forward passes. Turns have routes
+    if their ``shape`` is given.
     """
 
     exact = True
@@ -65,6 +67,7 @@ class TransformersEngine:
         max_rows: int = 256,
         schedule: Schedule = "exact",
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        shape: RouteShape | None = None,
     ) -> None:
         self.model = model
         self.reproducible = schedule == "exact"
@@ -73,7 +76,7 @@ class TransformersEngine:
         self._autocast = autocast
         embeddings: Any = model.get_input_embeddings()
         self._vocabulary = int(embeddings.weight.shape[0])
-        self._cache = KVCache(model)
+        self._cache = KVCache(model, shape)
         self._decoding = DecodingBatch()
         self._cache_slots = CacheSlots(max_rows)
         self._waiting: list[Row] = []
@@ -232,12 +235,14 @@ class TransformersEngine:
         self._resolve(row, "cut" if cut else "stop" if row.ids and row.ids[-1] in row.stop else "length")
 
     def _resolve(self, row: Row, stop: Literal["stop", "length", "cut"]) -> None:
-        cache_slot = self._cache_slots.by_session.get(row.session)
+        cache_slot, routes = self._cache_slots.by_session.get(row.session), None
         if cache_slot is not None:
             cache_slot.row, cache_slot.used = None, self.work.steps
+            computed = min(int(self._decoding.length[cache_slot.slot]), len(row.session.ids) + len(row.ids) - 1)
+            routes = self._cache.routes(cache_slot.slot, row.session.routed, computed)
         self._outside.add(row.session)
         if not row.done.done():
-            row.done.set_result(Turn(row.ids, row.logprobs, row.spans, stop))
+            row.done.set_result(Turn(row.ids, row.logprobs, row.spans, stop, routes=routes))
 
     def _cut(self, rows: Iterable[Row]) -> None:
         for row in list(rows):

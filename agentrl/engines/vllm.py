@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from agentrl.engines.base import EngineError, Sampling, SchemaError, Session, Turn, Weights
-from agentrl.engines.replicas import Adapter, BadRequestError, Replica, ReplicaError, Request
+from agentrl.engines.replicas import Adapter, BadRequestError, Replica, ReplicaError, Request, routes_of
 from agentrl.engines.sync import Adapters, Folders, Sync
 from agentrl.engines.transfer import Transfer
 from agentrl.engines.weights import adapter_rank, expected, probe_ids
@@ -26,6 +26,7 @@ from agentrl.schemas.trajectory import Span
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
+    from agentrl.models.routes import RouteShape
 
 RESTARTS = 5
 PAUSE_S = 2.0
@@ -46,7 +47,7 @@ class VLLMEngine:
 
     Folders of weights lie in ``folder``, which replicas must be able to read, and have ``dtype``, or the model's. A
     load whose probe differs from transformers by more than ``tolerance`` (mean absolute difference of log-probs) is an
-    error.
+    error. With the ``shape`` of the model's routes, turns have those that replicas return.
 
     Raises EngineError if a replica does not start, lacks a route, or gives other log-probs than transformers.
     """
@@ -63,11 +64,12 @@ class VLLMEngine:
         tolerance: float = 1e-3,
         sync: Literal["folders", "nccl", "ipc"] = "folders",
         dtype: str | None = None,
+        shape: "RouteShape | None" = None,
     ) -> None:
         self._own_folder = folder is None
         self.folder = folder or temporary("vllm")
         self.version = policy.version
-        self.tolerance = tolerance
+        self.tolerance, self.shape = tolerance, shape
         self.context = 0
         self.replicas = list(replicas)
         self._vocabulary = policy.model.config.get_text_config().vocab_size
@@ -130,6 +132,8 @@ class VLLMEngine:
         }
         if schema is not None:
             params["structured_outputs"] = {"json": schema}
+        if self.shape:
+            params["routed_experts_prompt_start"] = session.routed
         request = Request(list(session.ids), params, deadline)
         ends = None if time_limit is None else self._loop.time() + time_limit
         cost = len(session.ids) + limit
@@ -175,6 +179,9 @@ class VLLMEngine:
             raise
         finally:
             self._using[adapter] -= 1
+        if made is not None and self.shape:
+            given = len(request.ids) + len(made.ids) - 1 - request.params["routed_experts_prompt_start"]
+            made = replace(made, routes=routes_of(made, self.shape, given))
         if made is None or adapter is None or not made.ids:
             return made
         return replace(made, spans=[Span(version=adapter.version, start=0, end=len(made.ids))])

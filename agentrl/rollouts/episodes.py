@@ -319,7 +319,8 @@ class EpisodeRun:
             session.observe(self.session.ids)
             session.messages, session.tools = list(self.messages), self.session.tools
             turn = await self._sampled(teacher, session, start, time_limit, "taught")
-            self.session.act(replace(turn, ids=session.ids[start:], logprobs=session.logprobs[start:], spans=[]))
+            given = replace(turn, ids=session.ids[start:], logprobs=session.logprobs[start:], spans=[], routes=None)
+            self.session.act(given)
         return turn
 
     async def _sampled(self, engine: Engine, session: Session, start: int, time_limit: float, purpose: str) -> Turn:

@@ -13,8 +13,10 @@ import numpy as np
 from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.algorithms.ppo import PPO
 from agentrl.models.policy import Policy
+from agentrl.models.routes import route_shape
 from agentrl.online.credit import Credit, Extras, assign, group_of
 from agentrl.online.forest import ForestConfig
+from agentrl.online.mismatch import mismatch
 from agentrl.online.models import Models, Scores
 from agentrl.online.observed import Observed
 from agentrl.online.off_policy import divergence
@@ -73,6 +75,8 @@ class Learner:
         replay: ReplayConfig | None = None,
     ) -> None:
         self.fork, self.replay = fork, replay
+        self.routed = route_shape(policy.model)
+        self._routes: Mapping[str, bytes] | None = None
         self.policy, self.algorithm = policy, algorithm
         self.iterations, self.samples, self.seed, self.updates = iterations, samples, seed, updates
         self.teacher = teacher
@@ -87,12 +91,15 @@ class Learner:
         sampled: Sequence[Trajectory],
         greedy: Sequence[Trajectory],
         drawn: ReplayDraw | None = None,
+        routes: Mapping[str, bytes] | None = None,
     ) -> Recorded:
         """What an iteration trains on, from whole groups of rollouts, greedy ones of the same tasks if the algorithm
-        compares with them, and stored ones that were ``drawn``. Nothing is changed.
+        compares with them, and stored ones that were ``drawn``. Nothing is changed. ``routes`` are those that the
+        rollouts were sampled with, which passes of the policy over them replay.
 
         Raises ValueError if no rollout has a reward.
         """
+        self._routes = routes
         compared = {group_of(row) for row in (greedy or sampled) if row.reward is not None}
         made = [row for row in sampled if row.reward is not None and group_of(row) in compared]
         if not made:
@@ -112,6 +119,8 @@ class Learner:
         if self.replay:
             seen |= metrics_of(drawn, again)
         metrics = {"step": float(iteration), **self._of_rollouts(sampled, made, len(trained)), **credit.metrics, **seen}
+        if self.routed:
+            metrics |= mismatch(self.routed, made, routes, self._routed_logprobs)
         rows = credit.rows if again is None else mixed(self.algorithm, credit, again)
         parts = self._parts(iteration, rows, credit.lr_scale, metrics)
         fresh = [0.0] * len(made) if self.replay else None
@@ -152,7 +161,11 @@ class Learner:
 
     def _logprobs(self, rows: Sequence[Trajectory]) -> list[list[float]]:
         """Log-probs of the tokens of rollouts by the policy as it is, from the passes that the step makes."""
-        [scored] = self.models.anchored([_unweighted(rows)])
+        return self._routed_logprobs(rows, None)
+
+    def _routed_logprobs(self, rows: Sequence[Trajectory], routes: Mapping[str, bytes] | None) -> list[list[float]]:
+        """The same with these routes; without any, with the policy's own."""
+        [scored] = self.models.anchored([_unweighted(rows, routes)])
         offsets, values = scored.lists("logprobs")
         return [part.tolist() for part in np.split(values, offsets[1:-1])]
 
@@ -164,6 +177,7 @@ class Learner:
         if not trained or warming or lr_scale == 0:
             return []
         rows = TrainingRows.of(trained)
+        rows = rows if self._routes is None else rows.routed(self._routes)
         check_rows(rows, self.policy)
         order = units(rows)  # the segments of an episode stay together
         if self.updates > 1:
@@ -188,7 +202,7 @@ class Learner:
         return metrics
 
     def _extras(self, made: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> Extras:
-        rows = _unweighted(made)
+        rows = _unweighted(made, self._routes)
         scores = {
             name: [values_of_row.tolist() for values_of_row in values] for name, values in self._scores(rows).items()
         }
@@ -220,9 +234,9 @@ class Learner:
         return state, json.loads(saved["progress"])
 
 
-def _unweighted(rollouts: Sequence[Trajectory]) -> TrainingRows:
-    """The tokens of rollouts as rows that weigh nothing, each a unit."""
-    return TrainingRows.of(
+def _unweighted(rollouts: Sequence[Trajectory], routes: Mapping[str, bytes] | None) -> TrainingRows:
+    """The tokens of rollouts as rows that weigh nothing, each a unit, with their routes if they are replayed."""
+    rows = TrainingRows.of(
         [
             TrainingRow(
                 row_id=row.trajectory_id,
@@ -234,6 +248,7 @@ def _unweighted(rollouts: Sequence[Trajectory]) -> TrainingRows:
             for number, row in enumerate(rollouts)
         ]
     )
+    return rows if routes is None else rows.routed(routes)
 
 
 def _records(

@@ -48,7 +48,8 @@ class OnlineLoop:
     """Each iteration trains on the groups of tickets that :class:`Tickets` chooses, of ``learner.samples`` rollouts
     each. Without a ``curriculum``, every task is drawn once before any is drawn again. ``name`` gives the id of a
     rollout by its number, which follows from ticket and sample. ``replay`` draws what is trained on again.
-    Rollouts of the first tasks begin after ``starts``, one for each of them.
+    Rollouts of the first tasks begin after ``starts``, one for each of them. ``routes`` says whether the log has those
+    of rollouts, which are then replayed.
 
     Use it in ``with``, inside that of its runner: at the end, what is under way is cancelled. If the engine is
     reproducible, tickets that are opened together are sampled to their end before anything else happens, so that equal
@@ -66,8 +67,9 @@ class OnlineLoop:
         curriculum: Curriculum | None = None,
         replay: Replay | None = None,
         starts: Sequence[Prefix] = (),
+        routes: bool = False,
     ) -> None:
-        self.starts = starts
+        self.starts, self.routes = starts, routes
         self.runner, self.learner, self.tasks = runner, learner, tasks
         self.tickets, self.log, self.name = tickets, log, name
         self.in_step = runner.engine.reproducible
@@ -133,7 +135,8 @@ class OnlineLoop:
             raise nothing_sampled(rows)
         sampled, greedy = ([row for row in rows if (GREEDY in row.tags) == kind] for kind in (False, True))
         drawn = self.replay.draw(self.iteration, self.learner.policy.version) if self.replay else None
-        made = self.learner.batch(self.iteration, sampled, greedy, drawn)
+        routes = self.log.routes([row.trajectory_id for row in rows]) if self.routes else None
+        made = self.learner.batch(self.iteration, sampled, greedy, drawn, routes)
         if self.replay:
             self.replay.add(rows)
         made.metrics["tickets"] = float(len(numbers))

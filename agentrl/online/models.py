@@ -76,7 +76,7 @@ class Models:
         """What the models say of rows."""
         scores: Scores = {}
         if self.algorithm.kl:
-            scores["reference"] = self._reference(rows)
+            scores["reference"] = self._reference(rows.unrouted())  # routes are those of the policy
         if self.algorithm.off_policy:
             scores["proximal"] = batch_logprobs(self.policy, rows, self.micro_tokens, self.trainer.backend)
         if self.critic:

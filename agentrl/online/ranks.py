@@ -88,13 +88,13 @@ class ModelsOnRanks:
         return [part for _, part in parts_of(pq.read_table(self._orders.answered(ANCHORED)))]
 
     def update(self, made: "Recorded") -> dict[str, float]:
-        from agentrl.online.recorded import file_of
+        from agentrl.online.recorded import file_of, files_of
         from agentrl.training.batch import TrainingError
         from agentrl.training.rows import TrainingRows, step_table
 
         batch = file_of(self.batches, made.iteration)
         try:
-            reply = self._asked("update", files=_recorded(batch), batch=str(batch))
+            reply = self._asked("update", files=files_of(batch), batch=str(batch))
         except TrainingError as error:
             raise TrainingError(str(error), TrainingRows.of_table(step_table(0, made.parts))) from None
         self._since.append(batch)
@@ -160,16 +160,13 @@ class ModelsOnRanks:
 
     def _catch_up(self) -> None:
         """Bring ranks that began again to where they were."""
+        from agentrl.online.recorded import files_of
+
         if self._saved:
             self._orders.give("load", path=str(self._saved.absolute()))
         for batch in self._since:
-            self._orders.give("update", _recorded(batch), batch=str(batch))
+            self._orders.give("update", files_of(batch), batch=str(batch))
         self._behind = False
-
-
-def _recorded(batch: Path) -> list[Path]:
-    """The files of a recorded iteration that are read with it."""
-    return [path for path in (batch, batch.with_suffix(".targets")) if path.exists()]
 
 
 # -- what each rank does

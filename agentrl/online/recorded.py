@@ -10,10 +10,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.schemas.training import ROUTES
 from agentrl.schemas.trajectory import Trajectory
 from agentrl.training.rows import TrainingRows, step_table
 
 _KEY = b"agentrl.iteration"
+_TARGETS, _ROUTES = ".targets", ".routes"
+"""Endings of files beside that of an iteration."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +39,39 @@ class Recorded:
     state: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Write a Parquet file of the rows, with the rest in its metadata. It is there whole or not at all. Targets go
-        into a file beside it, first."""
+        """Write a Parquet file of the rows, with the rest in its metadata. It is there whole or not at all. Targets and
+        routes go into files beside it, first."""
         if self.targets is not None:
-            _in_place(path.with_suffix(".targets"), step_table(self.iteration, [(0, self.targets)]))
+            _in_place(path.with_suffix(_TARGETS), step_table(self.iteration, [(0, self.targets)]))
         names = ("iteration", "lr_scale", "metrics", "records", "tickets", "state")
         about = json.dumps({name: getattr(self, name) for name in names})
-        _in_place(path, step_table(self.iteration, self.parts).replace_schema_metadata({_KEY: about.encode()}))
+        table = step_table(self.iteration, self.parts)
+        if ROUTES in table.column_names:
+            _in_place(path.with_suffix(_ROUTES), table.select([ROUTES]))
+            table = table.drop_columns([ROUTES])
+        _in_place(path, table.replace_schema_metadata({_KEY: about.encode()}))
 
     @classmethod
     def read(cls, path: Path) -> "Recorded":
-        table = pq.read_table(path)
+        table, routes = pq.read_table(path), path.with_suffix(_ROUTES)
+        if routes.exists():
+            table = table.append_column(ROUTES, pq.read_table(routes)[ROUTES])
         parts = parts_of(table)
-        beside = path.with_suffix(".targets")
+        beside = path.with_suffix(_TARGETS)
         targets = TrainingRows.of_table(pq.read_table(beside)) if beside.exists() else None
         return cls(parts=parts, targets=targets, **json.loads(table.schema.metadata[_KEY]))
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a recorded iteration that are read with it."""
+    return [file for file in (path, *map(path.with_suffix, (_TARGETS, _ROUTES))) if file.exists()]
+
+
+def drop_routes(folder: Path, iteration: int) -> None:
+    """Remove the routes of iterations before this one, which are not trained on again."""
+    for path in folder.glob(f"*{_ROUTES}"):
+        if int(path.stem) < iteration:
+            path.unlink()
 
 
 def write_tokens(path: Path, seen: pa.Table) -> None:
@@ -108,6 +129,15 @@ class Log(Protocol):
 
     def append(self, rows: Sequence[Trajectory]) -> None:
         """Append the rows of whole groups that are not stored."""
+        ...
+
+    def routes(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """The routes of rows that were appended, by their ids; those without any are left out."""
+        ...
+
+    def expire(self, iteration: int, version: int) -> None:
+        """Remove the routes of iterations before this one, and of rows of policies older than ``version``: a
+        checkpoint was written, and nothing is trained on with them any more."""
         ...
 
     def recorded(self, iteration: int) -> Recorded | None:

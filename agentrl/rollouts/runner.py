@@ -6,12 +6,12 @@ import gc
 import json
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from inspect import iscoroutinefunction
 from itertools import count
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from agentrl.chat.probes import check_asking
 from agentrl.engines.base import Engine, EngineError, Sampling, Weights
@@ -39,6 +39,9 @@ from agentrl.rollouts.segments import Segment, by_attempt, firsts, name_of
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Termination, Trajectory, seconds_of_messages
 
+if TYPE_CHECKING:
+    import numpy as np
+
 __all__ = ["Attempt", "Limits", "RolloutRunner", "tickets"]
 
 Result = TypeVar("Result")
@@ -56,7 +59,7 @@ class RolloutRunner:
     ``tries`` counts ``attempts``. An engine without token ids needs no ``policy``. ``explore`` says how rollouts
     explore; ``teacher`` is the engine of whom attempts have ``advised`` turns, in place of the environment.
     ``on_failed`` is told, in a thread, of the rows of an attempt that failed by no doing of the policy and is made
-    again, as ``limits.retry`` says.
+    again, as ``limits.retry`` says. ``on_routes``, if it is set, is told of the routes of each row's turns.
 
     As a context manager it does all its work on one event loop, in a thread of its own, so that connections stay open
     between calls, and closes the engine and the environments at the end, also after an error or Ctrl-C. Otherwise the
@@ -90,6 +93,7 @@ class RolloutRunner:
         self.explore = explore
         self.teacher = teacher
         self.on_failed = on_failed
+        self.on_routes: Callable[[str, list[np.ndarray]], None] | None = None
         self.counts: Counter[str] = Counter()
         self.tries: Counter[str] = Counter()
         self.first: dict[str, str] = {}
@@ -277,7 +281,11 @@ class RolloutRunner:
             wrong[DIVERGED if run.diverged else f"{run.termination}s"] = 1
         self._count(job.name, run, wrong)
         await self._check_replay(run)
-        return self._rows(job.name, run, source)
+        rows = self._rows(job.name, run, source)
+        for row, segment in zip(rows, run.segments, strict=True):
+            if self.on_routes:
+                self.on_routes(row.trajectory_id, segment.session.routes)
+        return rows
 
     def _count(self, name: str, run: EpisodeRun, wrong: Mapping[str, int]) -> None:
         """Count what went ``wrong`` in an episode, and keep the first reason of each."""

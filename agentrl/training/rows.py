@@ -55,6 +55,11 @@ class TrainingRows:
         column = pa.array([routes.get(name, b"") for name in self.ids()], pa.large_binary())
         return TrainingRows.of_table(self.table().append_column(ROUTES, column))
 
+    def unrouted(self) -> "TrainingRows":
+        """The rows without that column."""
+        names = [name for name in self.schema.names if name != ROUTES]
+        return TrainingRows([batch.select(names) for batch in self.batches], self._order)
+
     def __len__(self) -> int:
         return int(self._starts[-1])
 

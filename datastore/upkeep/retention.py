@@ -17,6 +17,7 @@ from agentrl.datastore.curation.kept import evidence_of_others
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.scalar_cache import ScalarCopies
 from agentrl.datastore.table import delta_log as log
+from agentrl.datastore.table import routes
 from agentrl.datastore.table.commit import commit
 from agentrl.datastore.table.maintenance import alone
 from agentrl.datastore.table.open_writers import FOLDER as MARKS
@@ -43,6 +44,7 @@ def vacuum(
     that nobody will commit (:func:`is_orphan`) goes if it is older than the retention. Leftovers of dead writers
     (temporary files, rows on their way to quarantine) are removed too, and of files that are gone this machine's copies
     of columns and evidence of curations. Returns the names without these; with ``dry_run`` nothing is removed.
+    Routes that no run has trained on within the retention go too, by name.
     """
     if not retention_hours >= 0:
         raise StoreError(
@@ -73,13 +75,13 @@ def vacuum(
             return is_orphan(name, now - modified, living) and now - modified >= retention
 
         gone = {f"{FOLDER}/{name}": name for name, modified in sorted(stored.items()) if dies(name, modified)}
-        spent = _spent(buffer)
+        spent, expired = _spent(buffer), list(routes.left_over(buffer.storage, now, retention))
         if not dry_run:
-            for key in gone:
+            for key in [*gone, *expired]:
                 buffer.storage.delete(key)
             left = stored.keys() - set(gone.values())
             remove([*spent, *ScalarCopies(buffer.storage).of_others(left), *evidence_of_others(buffer.storage, left)])
-        return [*gone.values(), *map(str, spent)]
+        return [*gone.values(), *expired, *map(str, spent)]
 
 
 def stored_files(buffer: "TrajectoryBuffer") -> Iterator[tuple[str, datetime]]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from agentrl.online.teacher import Teacher
 
 
-SHOWN = ("grad_norm", "reference_kl", "behaviour_kl", "level", "teacher_kl")
+SHOWN = ("grad_norm", "reference_kl", "behaviour_kl", "level", "teacher_kl", "routes_missing")
 """Metrics of an iteration that its progress shows, beside success and reward, if the algorithm has them."""
 
 
@@ -122,18 +122,20 @@ def _loop(
         curriculum = Curriculum(draw, levels, context.seed, config.tasks) if draw else None
         changes = tickets.overlaps and not models  # the model that samples would be trained meanwhile
         own = replace(policy, model=copy.deepcopy(policy.model)) if changes else None
-        shown = rows + judged
+        shown, engine = rows + judged, config.engine.with_routes() if config.routes else config.engine
         with rollout_runner(
-            context, policy, shown, sampling, config.engine, config.limits, config.rewards, False, own, config.explore
+            context, policy, shown, sampling, engine, config.limits, config.rewards, False, own, config.explore
         ) as runner:
             check_room(policy, runner, shown)
             if continued := rows if config.fork and config.fork.rounds else rows[: len(starts)]:
                 check_replayable(runner.environments(continued))
-            log, prefixes = OnlineLog(context), [start.prefix for start in starts]
+            log, prefixes, routes = OnlineLog(context), [start.prefix for start in starts], config.routes is not None
+            runner.on_routes = log.keep_routes if routes else None
             with OnlineLoop(
-                runner, learner, rows, tickets, log, context.trajectory_id, curriculum, again, prefixes
+                runner, learner, rows, tickets, log, context.trajectory_id, curriculum, again, prefixes, routes
             ) as loop:
                 yield loop, Keeper(context, config.checkpoints, loop, judged)
+            log.forget_routes()
 
 
 def _learner(
@@ -236,6 +238,7 @@ def _trained(context: Context, config: OnlineConfig, loop: "OnlineLoop", keeper:
             _report(context, config, step, time.perf_counter() - started)
             if loop.iteration % config.checkpoint_every == 0:
                 keeper.checkpoint(state)
+                loop.log.expire(loop.iteration, loop.learner.policy.version - config.max_staleness)
     means = {name: fmean(row.get(name, 0.0) for row in state.metrics) for name in ENDS}
     warn_of_shares(means, loop.made, sum(row["success"] for row in state.metrics))
     ids = keeper.ids(before)

@@ -1,7 +1,7 @@
 """The settings of the stages that train online, and which of them go together."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -46,6 +46,11 @@ class OnlineConfig(Compressing, TeacherConfig):
     )
     replay: Annotated[ReplayConfig | None, ADDED] = Field(
         None, description="stored rollouts are trained on beside fresh ones in each step; None: fresh ones alone"
+    )
+    routes: Annotated[Literal["replay"] | None, ADDED] = Field(
+        None,
+        description="replay: passes of the policy send tokens to the experts that they were sampled with, of a mixture "
+        "of experts; None: routers choose anew",
     )
     updates: int = Field(1, ge=1, description="optimiser steps of one iteration, each over its share of the rollouts")
     ahead: int = Field(
@@ -131,6 +136,13 @@ class OnlineConfig(Compressing, TeacherConfig):
             "replay.correction: null those to the policy that sampled would be lost": rounded,
         }
         _refuse("replay", wrong)
+        return self
+
+    @model_validator(mode="after")
+    def _routes_are_recorded(self) -> "OnlineConfig":
+        if self.routes:
+            self.engine.with_routes()
+            _refuse("routes", {"replay draws stored rollouts, whose routes are not kept": self.replay is not None})
         return self
 
     @model_validator(mode="after")

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from agentrl.datastore.table.routes import RouteTable, routes_table, turns_of
 from agentrl.pipelines.parts.row_files import read_rows, write_rows
 from agentrl.pipelines.stage import Context
 from agentrl.pipelines.stages.checkpoints import BATCHES, DEV, number_of
 from agentrl.rollouts.segments import episode_of
-from agentrl.schemas.trajectory import Trajectory
+from agentrl.schemas.trajectory import Trajectory, row_fingerprint
 
 if TYPE_CHECKING:
     from agentrl.online.recorded import Recorded
@@ -32,6 +35,7 @@ class OnlineLog:
             if left.stem in self._stored:
                 left.unlink()
         self._kept = {path.stem for path in self.kept.glob("*.arrow")}
+        self._routes: dict[str, list[np.ndarray]] = {}  # of rows that are not appended yet
 
     def stored(self, names: Sequence[str]) -> dict[str, list[Trajectory]]:
         wanted = [name for name in names if name in self._stored]
@@ -41,18 +45,59 @@ class OnlineLog:
         return {name: sorted(each, key=lambda row: row.segment) for name, each in by_name.items()}
 
     def under_way(self, names: Sequence[str]) -> dict[str, list[Trajectory]]:
+        for name in names:
+            if name in self._kept and (beside := self._path(name).with_suffix(".routes")).exists():
+                self._routes |= turns_of(pq.read_table(beside))
         return {name: read_rows(self._path(name)) for name in names if name in self._kept}
 
     def keep(self, rows: Sequence[Trajectory]) -> None:
-        write_rows(self._path(rows[0].episode_id), rows)
+        path = self._path(rows[0].episode_id)
+        if routes := self._routes_of(rows):
+            pq.write_table(routes_table(routes), path.with_suffix(".routes"))
+        write_rows(path, rows)
+
+    def keep_routes(self, name: str, turns: list[np.ndarray]) -> None:
+        """Keep the routes of a row until it is appended, unless it belongs to an evaluation."""
+        if turns and number_of(name) < DEV:
+            self._routes[name] = turns
+
+    def _routes_of(self, rows: Sequence[Trajectory]) -> dict[str, list[np.ndarray]]:
+        known = self._routes
+        return {row.trajectory_id: known[row.trajectory_id] for row in rows if row.trajectory_id in known}
+
+    def routes(self, ids: Sequence[str]) -> dict[str, bytes]:
+        return self._table.read(ids)
+
+    def expire(self, iteration: int, version: int) -> None:
+        """Remove routes that nothing is trained on with any more: those of iterations before this one, and those of
+        rows of policies older than ``version``."""
+        from agentrl.online.recorded import drop_routes
+
+        drop_routes(self.batches, iteration)
+        self._table.expire(version)
+
+    def forget_routes(self) -> None:
+        """Remove all routes, since the run is over."""
+        self._table.forget()
+
+    @property
+    def _table(self) -> RouteTable:
+        fingerprint = row_fingerprint(self.context.fingerprint, self.context.made_again)
+        return RouteTable(self.context.buffer.storage, fingerprint)
 
     def _path(self, name: str) -> Path:
         return self.kept / f"{name}.arrow"
 
     def append(self, rows: Sequence[Trajectory]) -> None:
-        self.context.append(rows, shard=min(number_of(row.trajectory_id) for row in rows))
-        for name in {row.episode_id for row in rows}:
-            self._path(name).unlink(missing_ok=True)
+        shard = min(number_of(row.trajectory_id) for row in rows)
+        routes = self._routes_of(rows)
+        self._table.append(shard, max(row.policy_version for row in rows), routes)  # first, since rows count as done
+        self.context.append(rows, shard=shard)
+        for name in routes:
+            del self._routes[name]
+        for path in {self._path(row.episode_id) for row in rows}:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".routes").unlink(missing_ok=True)
 
     def recorded(self, iteration: int) -> "Recorded | None":
         from agentrl.online.recorded import Recorded, file_of

@@ -26,7 +26,7 @@ from agentrl.doctor.rewards import (
     reward_zero,
     zero_std,
 )
-from agentrl.doctor.tokens import format_errors, length_explosion, logprobs, masks, truncation
+from agentrl.doctor.tokens import format_errors, length_explosion, logprobs, masks, routes, truncation
 from agentrl.doctor.tools import hallucinated_tools, tool_loops
 
 CHECKS: tuple[Callable[[Case], Finding | None], ...] = (
@@ -36,6 +36,7 @@ CHECKS: tuple[Callable[[Case], Finding | None], ...] = (
     format_errors,
     masks,
     logprobs,
+    routes,
     kl_blow_up,
     clipping,
     no_movement,

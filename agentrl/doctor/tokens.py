@@ -8,6 +8,10 @@ from agentrl.doctor.case import FEW, SHOWN, Case, Finding, curve, names, share_o
 DRIFT = 0.01
 """Nats per token by which the policy may differ, before its update, from the one that sampled."""
 
+ROUTED = 0.01
+"""Mean distance of log-probs, in nats, of a mixture of experts from those of its engine: in bfloat16 that of routes
+replayed is less than this (benchmarks/results/exactness.md)."""
+
 
 def drift_metric(case: Case) -> str | None:
     """The metric that says how far the policy is, before its update, from the one that sampled; None if none does."""
@@ -128,6 +132,26 @@ def logprobs(case: Case) -> Finding | None:
         "sample and train with the same weights, precision and temperature, or set off_policy: {truncate: 2}",
         rows=tuple(broken[:SHOWN]),
         tokens=tuple(places[:SHOWN]),
+    )
+
+
+def routes(case: Case) -> Finding | None:
+    """Of a mixture of experts whose routers choose anew in training, log-probs of fresh rollouts that are far from
+    those of the engine."""
+    fresh = [row for row in case.metrics if row.get("own_routes_dlogp") is not None and not row.get("max_staleness")]
+    if any(row.get("replayed_routes_dlogp") is not None for row in case.metrics) or not fresh:
+        return None
+    worst = max(fresh, key=lambda row: row["own_routes_dlogp"])
+    if worst["own_routes_dlogp"] <= ROUTED:
+        return None
+    return Finding(
+        "routes of experts are not replayed",
+        "before an update, log-probs of fresh rollouts differ from the engine's by "
+        f"{worst['own_routes_dlogp']:.3g} nats a token on average, and by up to {worst['own_routes_max_dlogp']:.3g}: "
+        "routers may choose other experts in training than in sampling, which cannot be told without their routes",
+        f"{ROUTED}",
+        "set routes: replay, which says how much of it the routes are; or sample in the precision that you train in",
+        step=int(worst["step"]),
     )
 
 

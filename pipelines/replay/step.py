@@ -1,6 +1,7 @@
 """Replay one training step from Parquet: the policy is trained again from its start on the recorded rows, without
 sampling anything, and the step's loss and gradient norm stand beside the recorded ones."""
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,12 @@ def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[s
     be computed from what is stored, or the model that it started from is not there as it was.
     """
     config = config_of(manifest)
+    if getattr(config, "routes", None):
+        warnings.warn(
+            "the stage replayed routes of experts, which were removed at its end: here routers choose anew, so numbers "
+            "differ from the recorded ones by more than rounding",
+            stacklevel=2,
+        )
     change = changed_by(config, settings)
     metrics = metrics_of(catalog, manifest, step)
     training = Retraining(catalog, manifest, config, change)

@@ -110,6 +110,9 @@ SICK: dict[str, Case] = {
     "rollouts are cut off": with_rollouts(termination=lambda i: "max_tokens" if i % 3 == 0 else "answered"),
     "wrong action masks": with_samples(action_mask=[False, False, True, True, True, False], logprobs=[-1.0] * 6),
     "log-probs do not match the policy": replace(HEALTHY, metrics=steps(behaviour_kl=lambda x: 0.2)),
+    "routes of experts are not replayed": replace(
+        HEALTHY, metrics=steps(own_routes_dlogp=lambda x: 0.03 * x, own_routes_max_dlogp=lambda x: 0.8)
+    ),
     "the policy runs away (KL blow-up)": replace(HEALTHY, metrics=steps(reference_kl=lambda x: 3 * x * x)),
     "success collapsed": replace(HEALTHY, metrics=steps(success=lambda x: 0.8 - max(0.0, x - 0.5))),
     "success fell in one iteration": replace(HEALTHY, metrics=steps(success=lambda x: 0.1 if 0.1 < x < 0.15 else 0.8)),
@@ -228,6 +231,13 @@ def test_drift_of_the_sampler_is_its_own_metric_if_updates_are_anchored_elsewher
     assert examine(replace(case, metrics=steps(sampler_kl=lambda x: 0.002))) == []
 
 
+def test_distances_of_own_routes_are_no_finding_if_they_are_replayed_or_rollouts_are_old() -> None:
+    own = {"own_routes_dlogp": lambda x: 0.03, "own_routes_max_dlogp": lambda x: 0.8}
+    for more in ({"replayed_routes_dlogp": lambda x: 0.005}, {"max_staleness": lambda x: 1.0}):
+        assert examine(replace(HEALTHY, metrics=steps(**own, **more))) == []
+    assert examine(replace(HEALTHY, metrics=steps(own_routes_dlogp=lambda x: 0.008))) == []
+
+
 def test_log_probs_computed_again_must_agree() -> None:
     [row, *_] = HEALTHY.sample
     same = dict.fromkeys([row["trajectory_id"]], row["logprobs"])
@@ -241,7 +251,7 @@ def test_log_probs_computed_again_must_agree() -> None:
 ROWS = {"reward is always zero", "rollouts are cut off", "format errors", "groups without a difference"}
 ROWS |= {"hallucinated tools", "length explosion"}
 STEPS = {"the policy runs away (KL blow-up)": 23, "success collapsed": 23, "success fell in one iteration": 3}
-STEPS |= {"most updates are clipped": 23, "low effective sample size": 23}
+STEPS |= {"most updates are clipped": 23, "low effective sample size": 23, "routes of experts are not replayed": 23}
 
 
 @pytest.mark.parametrize("name", sorted(ROWS | set(STEPS)))

@@ -123,6 +123,7 @@ quickstart-seeds: $(VENV)/.run
 bench-rollouts: $(VENV)/.bench  # with VLLM_PYTHON, vLLM's interpreter, against vLLM too
 	$(BIN)/python benchmarks/rollouts.py
 	$(BIN)/python benchmarks/exactness.py
+	$(BIN)/python benchmarks/routes.py
 
 bench-environments: $(VENV)/.run bubblewrap
 	$(BIN)/python benchmarks/environments.py

@@ -23,7 +23,7 @@ from test_routes import own_routes, rounded, rows_of
 
 from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.datastore.table.routes import FOLDER, RouteTable
-from agentrl.models.routes import RouteShape, route_shape
+from agentrl.engines.routes import RouteShape, route_shape
 from agentrl.training.scoring import batch_logprobs
 
 TARGET = 3.0
@@ -38,11 +38,11 @@ def distances(kind: str, to: str) -> bool:
     shape, theirs, ours = route_shape(policy.model), own_routes(sampler, rows), own_routes(policy, rows)
     assert shape is not None
     alike = [(np.sort(shape.read(theirs[name])) == np.sort(shape.read(ours[name]))).all((1, 2)) for name in theirs]
-    found = []
+    results = []
     for given in (rows, rows.routed(theirs)):
         distance = abs(np.concatenate(batch_logprobs(policy, given)) - behaviour)[behaviour != 0]
-        found.append((distance.max(), distance.mean()))
-    (own_max, own_mean), (replayed_max, replayed_mean) = found
+        results.append((distance.max(), distance.mean()))
+    (own_max, own_mean), (replayed_max, replayed_mean) = results
     ratio = own_max / replayed_max
     print(
         f"{kind:12} {to:9} {np.concatenate(alike).mean():6.0%}   {own_max:.3f} {own_mean:.4f}   {replayed_max:.3f} "

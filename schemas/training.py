@@ -49,7 +49,7 @@ TRAINING_SCHEMA = pa.schema(
 
 def training_schema(names: Collection[str]) -> pa.Schema:
     """The schema of training rows that have these columns. Those of a mixture of experts may have ``routes``: the
-    experts of its first tokens, in bytes as :class:`agentrl.models.routes.RouteShape` reads them. The last token has
+    experts of its first tokens, in bytes as :class:`agentrl.engines.routes.RouteShape` reads them. The last token has
     none: an engine ends before it computes it."""
     schema = TWO_STREAMS if CE_WEIGHTS in names else TRAINING_SCHEMA
     return schema.append(pa.field(ROUTES, pa.large_binary(), nullable=False)) if ROUTES in names else schema

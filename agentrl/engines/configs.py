@@ -12,8 +12,8 @@ from agentrl.schemas.installation import install_hint
 if TYPE_CHECKING:
     from agentrl.engines.base import Engine
     from agentrl.engines.replicas import Replica
+    from agentrl.engines.routes import RouteShape
     from agentrl.models.policy import Policy
-    from agentrl.models.routes import RouteShape
 
 
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -44,7 +44,7 @@ class EngineConfig(BaseModel):
 
     def _shape(self, policy: "Policy") -> "RouteShape | None":
         """What routes that are recorded look like, if some are. Raises ValueError if the model has none."""
-        from agentrl.models.routes import route_shape
+        from agentrl.engines.routes import route_shape
 
         if not self._record_routes:
             return None

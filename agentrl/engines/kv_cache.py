@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from agentrl.models.routes import RouteShape, recording
+from agentrl.engines.routes import RouteShape, recording
 
 if TYPE_CHECKING:
     import numpy as np

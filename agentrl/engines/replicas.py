@@ -13,7 +13,7 @@ from agentrl.schemas.trajectory import Span
 if TYPE_CHECKING:
     import numpy as np
 
-    from agentrl.models.routes import RouteShape
+    from agentrl.engines.routes import RouteShape
 
 State = Literal["starting", "stale", "serving", "suspect", "dead"]
 """``serving`` needs health, the version of the engine, and a probe that the weights passed. ``stale`` answers, with

@@ -25,8 +25,8 @@ from agentrl.placement.launcher import temporary
 from agentrl.schemas.trajectory import Span
 
 if TYPE_CHECKING:
+    from agentrl.engines.routes import RouteShape
     from agentrl.models.policy import Policy
-    from agentrl.models.routes import RouteShape
 
 RESTARTS = 5
 PAUSE_S = 2.0

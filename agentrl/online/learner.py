@@ -12,8 +12,8 @@ import numpy as np
 
 from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.algorithms.ppo import PPO
+from agentrl.engines.routes import route_shape
 from agentrl.models.policy import Policy
-from agentrl.models.routes import route_shape
 from agentrl.online.credit import Credit, Extras, assign, group_of
 from agentrl.online.forest import ForestConfig
 from agentrl.online.mismatch import mismatch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from agentrl.models.routes import RouteShape
+    from agentrl.engines.routes import RouteShape
     from agentrl.schemas.trajectory import Trajectory
 
 SAMPLE = 8

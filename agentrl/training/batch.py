@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.models.routes import Routes, RouteShape
+from agentrl.engines.routes import Routes, RouteShape
 from agentrl.schemas.training import CE_WEIGHTS, ROUTES
 from agentrl.training.epochs import starts_of
 from agentrl.training.packing import Packing, pack

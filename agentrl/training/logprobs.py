@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from agentrl.models.routes import Routes, replaying
+from agentrl.engines.routes import Routes, replaying
 from agentrl.training.packing import Packing
 
 if TYPE_CHECKING:

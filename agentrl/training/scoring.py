@@ -11,8 +11,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from agentrl.engines.routes import RouteShape, route_shape
 from agentrl.models.policy import Policy
-from agentrl.models.routes import RouteShape, route_shape
 from agentrl.training.backend import Backend, OneProcess
 from agentrl.training.batch import Batch, check_rows, collate, micro_batches
 from agentrl.training.logprobs import token_logprobs

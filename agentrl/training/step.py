@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.base import Objective
+from agentrl.engines.routes import checkpoint_contexts, route_shape
 from agentrl.models.policy import Policy
-from agentrl.models.routes import checkpoint_contexts, route_shape
 from agentrl.training.backend import Backend, OneProcess
 from agentrl.training.batch import Batch, TrainingError, collate, micro_batches, units
 from agentrl.training.logprobs import token_logprobs

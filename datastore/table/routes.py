@@ -89,8 +89,8 @@ class RouteTable:
                 table = pq.read_table(BytesIO(data), columns=["trajectory_id", "routes"])
             except (pa.ArrowException, OSError) as error:
                 raise CorruptError(key, str(error)) from None
-            found = table.filter(pc.is_in(table["trajectory_id"], wanted))
-            for name, turn in zip(found["trajectory_id"].to_pylist(), found["routes"].to_pylist(), strict=True):
+            matches = table.filter(pc.is_in(table["trajectory_id"], wanted))
+            for name, turn in zip(matches["trajectory_id"].to_pylist(), matches["routes"].to_pylist(), strict=True):
                 joined[name].append(turn)
         return {name: b"".join(turns) for name, turns in joined.items()}
 

@@ -9,8 +9,8 @@ import torch
 from mixtures import FAMILIES, mixture
 
 from agentrl.algorithms.sft import SFT
+from agentrl.engines.routes import RouteShape, recording, replaying, route_shape
 from agentrl.models.policy import Policy
-from agentrl.models.routes import RouteShape, recording, replaying, route_shape
 from agentrl.schemas.training import TrainingRow
 from agentrl.training.batch import TrainingError, collate
 from agentrl.training.optimizer import OptimizerConfig

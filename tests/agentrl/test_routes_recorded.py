@@ -14,10 +14,10 @@ from agentrl.engines.base import EngineError, Sampling, Session, Turn
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import EmbeddedConfig, OpenAIConfig, VLLMConfig
 from agentrl.engines.replicas import ROUTES, RUNNER, ReplicaError, routes_of
+from agentrl.engines.routes import RouteShape, recording, route_shape
 from agentrl.engines.servers import Server, serving
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.models.policy import Policy
-from agentrl.models.routes import RouteShape, recording, route_shape
 
 SAMPLING = Sampling(max_turn_tokens=12, max_tokens=120)
 

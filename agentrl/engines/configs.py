@@ -102,10 +102,10 @@ class VLLMConfig(EngineConfig):
         gt=0,
         description="mean difference of log-probs from transformers' that is allowed; bfloat16 needs 0.05",
     )
-    sync: Literal["folders", "nccl", "ipc"] = Field(
+    sync: Literal["folders", "delta", "nccl", "ipc"] = Field(
         "folders",
-        description="how weights come to vLLM: as folders, or by vLLM's own transfer between GPUs (nccl) or on one "
-        "(ipc), which needs vLLM where the stage runs; adapters are folders",
+        description="how weights come to vLLM: as folders, as what changed (delta), or by vLLM's own transfer between "
+        "GPUs (nccl) or on one (ipc), which needs vLLM where the stage runs; adapters are folders",
     )
     in_process: bool = Field(False, description="no server: vLLM is installed where the stage runs")
     urls: list[str] = Field([], description="servers that run already; without any the stage starts some")
@@ -115,6 +115,15 @@ class VLLMConfig(EngineConfig):
     folder: str | None = Field(
         None, description="where folders of weights go, readable for servers; None: the stage's own"
     )
+
+    @model_validator(mode="after")
+    def _of_one_dtype(self) -> "VLLMConfig":
+        if self.sync == "delta" and self.dtype == "auto":
+            raise ValueError(
+                "sync: delta compares weights in the dtype of the servers; name it by dtype: bfloat16 (in float32 each "
+                "step changes nearly all weights)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _in_one_place(self) -> "VLLMConfig":
@@ -130,7 +139,7 @@ class VLLMConfig(EngineConfig):
         missing."""
         import torch
 
-        from agentrl.engines.replicas import EXTENSION, ROUTES
+        from agentrl.engines.replicas import EXTENSION, ROUTES, WORKER
         from agentrl.engines.transfer import check_transfer, transfer_option
         from agentrl.engines.vllm import VLLMEngine
         from agentrl.engines.weights import adapter_rank, adapter_targets, has_experts
@@ -140,17 +149,19 @@ class VLLMConfig(EngineConfig):
             raise ValueError("engine vllm samples from a model; wire inputs.model")
         options = ["--dtype", self.dtype, *(["--max-model-len", str(self.context)] if self.context else [])]
         options += ["--tensor-parallel-size", str(self.tensor_parallel)] if self.tensor_parallel > 1 else []
-        if not (torch.cuda.is_available() or (not self.in_process and here().gpus)):
+        on_cpu = not (torch.cuda.is_available() or (not self.in_process and here().gpus))
+        if on_cpu:
             # a part of a prompt, with a seed, ends vLLM 0.32 on a CPU: its generators there have no offset to set back
             options += ["--enforce-eager", "--no-enable-chunked-prefill"]
             # its blocks there are of 128 tokens otherwise, and a block that is not full is computed again in each turn
             options += ["--block-size", "32", "--max-num-seqs", "256"]
-            if has_experts(policy.model):
-                options += [EXTENSION, f"{'agentrl.engines.' if self.in_process else ''}cpu_experts.CPUExperts"]
+        if self.sync == "delta" or (on_cpu and has_experts(policy.model)):
+            module = "agentrl.engines.worker" if self.in_process else WORKER
+            options += [EXTENSION, f"{module}.extension.Extension"]
 
         shape = self._shape(policy)
         options += [ROUTES] if shape else []
-        if self.sync != "folders":
+        if self.sync in ("nccl", "ipc"):
             check_transfer(self.sync)
             options += transfer_option(self.sync)
         if rank := adapter_rank(policy.model):

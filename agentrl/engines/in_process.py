@@ -140,9 +140,12 @@ class InProcess:
 
     async def reload(self, folder: Path) -> None:
         if self._args.worker_extension_cls:
-            await self._told(self._vllm.collective_rpc(FORGET, timeout=start_s(folder)))
-        given = {"weights_path": str(folder)}
-        await self._told(self._vllm.collective_rpc("reload_weights", timeout=start_s(folder), kwargs=given))
+            await self.told(FORGET, start_s(folder))
+        await self.told("reload_weights", start_s(folder), weights_path=str(folder))
+
+    async def told(self, method: str, limit_s: float, **arguments: Any) -> list[Any]:
+        answers: list[Any] = await self._told(self._vllm.collective_rpc(method, timeout=limit_s, kwargs=arguments))
+        return answers
 
     async def label(self, version: int) -> None:
         await self._told(self._vllm.update_weight_version(str(version)))

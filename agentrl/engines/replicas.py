@@ -20,7 +20,10 @@ State = Literal["starting", "stale", "serving", "suspect", "dead"]
 weights of another version."""
 
 EXTENSION, FORGET = "--worker-extension-cls", "forget_expert_kernels"
-"""The option that gives workers the methods of :class:`agentrl.engines.cpu_experts.CPUExperts`, and that method."""
+"""The option that gives workers the methods of :class:`agentrl.engines.worker.extension.Extension`, and one of them."""
+
+WORKER = "agentrl_worker"
+"""The name that :mod:`agentrl.engines.worker` has where a server finds it."""
 
 ROUTES, RUNNER = "--enable-return-routed-experts", "VLLM_USE_V2_MODEL_RUNNER"
 """The option that makes vLLM return routes, and the variable that chooses the model runner that can. The parameter
@@ -127,6 +130,11 @@ class Replica(Protocol):
 
     async def reload(self, folder: Path) -> None:
         """Load the weights in ``folder`` while it is paused."""
+        ...
+
+    async def told(self, method: str, limit_s: float, **arguments: Any) -> list[Any]:
+        """What each of its workers answers to a method of :class:`agentrl.engines.worker.extension.Extension`. Raises
+        EngineError if it was started without that."""
         ...
 
     async def label(self, version: int) -> None:

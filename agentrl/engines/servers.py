@@ -24,6 +24,7 @@ from agentrl.engines.replicas import (
     FORGET,
     ROUTES,
     RUNNER,
+    WORKER,
     Adapter,
     BadRequestError,
     Receiver,
@@ -107,7 +108,7 @@ class Server:
         if EXTENSION in self.options:
             modules = self.log.with_suffix(".modules")
             modules.mkdir(exist_ok=True)
-            shutil.copy(Path(__file__).with_name("cpu_experts.py"), modules)
+            shutil.copytree(Path(__file__).with_name("worker"), modules / WORKER, dirs_exist_ok=True)
             env["PYTHONPATH"] = str(modules)
         try:
             self.process = here().start("vLLM server", command, log=self.log, gpus=self.gpus, env=env)
@@ -193,9 +194,14 @@ class Server:
 
     async def reload(self, folder: Path) -> None:
         if EXTENSION in self.options:
-            await self.call("POST", "/collective_rpc", json={"method": FORGET})
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await self.call("POST", "/collective_rpc", timeout=start_s(folder), json=body)
+            await self.told(FORGET, start_s(folder))
+        await self.told("reload_weights", start_s(folder), weights_path=str(folder))
+
+    async def told(self, method: str, limit_s: float, **arguments: Any) -> list[Any]:
+        body = {"method": method, "kwargs": arguments}
+        answer = await self.call("POST", "/collective_rpc", timeout=limit_s, json=body)
+        results: list[Any] = (answer or {}).get("results", [])
+        return results
 
     async def label(self, version: int) -> None:
         await self.call("POST", "/update_weight_version", json={"new_version": str(version)})

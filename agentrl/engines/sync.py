@@ -45,6 +45,10 @@ class Sync(Protocol):
         """The weights before the current ones are the current ones again."""
         ...
 
+    async def offer(self, replicas: Sequence[Replica], prepared: Any) -> None:
+        """Let replicas get what they can of prepared weights while they sample with the current ones."""
+        ...
+
     async def give(self, replicas: Sequence[Replica]) -> list[BaseException | None]:
         """Give the current weights to replicas. What went wrong with each of them: ReplicaError if it failed, and
         EngineError if it is well but did not load them."""
@@ -91,6 +95,9 @@ class Folders:
         if self._before is not None:
             self.label, self.start = self._before
             self._before = None
+
+    async def offer(self, replicas: Sequence[Replica], prepared: Path) -> None:
+        pass
 
     async def give(self, replicas: Sequence[Replica]) -> list[BaseException | None]:
         return await asyncio.gather(
@@ -158,6 +165,9 @@ class Adapters:
     def back(self) -> None:
         self._old.append(self.adapter)
         self.adapter = self._old.pop(-2)
+
+    async def offer(self, replicas: Sequence[Replica], prepared: Adapter) -> None:
+        pass
 
     async def give(self, replicas: Sequence[Replica]) -> list[BaseException | None]:
         return await asyncio.gather(*(self._give(replica) for replica in replicas), return_exceptions=True)

@@ -116,6 +116,9 @@ class Transfer:
     def back(self) -> None:
         self.label, self._source = self._before
 
+    async def offer(self, replicas: Sequence[Replica], prepared: Any) -> None:
+        pass
+
     async def give(self, replicas: Sequence[Replica]) -> list[BaseException | None]:
         if not replicas:
             return []

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from agentrl.engines.base import EngineError, Sampling, SchemaError, Session, Turn, Weights
+from agentrl.engines.deltas import Deltas
 from agentrl.engines.replicas import Adapter, BadRequestError, Replica, ReplicaError, Request, routes_of
 from agentrl.engines.sync import Adapters, Folders, Sync
 from agentrl.engines.transfer import Transfer
@@ -33,6 +34,9 @@ PAUSE_S = 2.0
 TRIES = 4
 _FULLER = 2.0  # a replica this much fuller than another loses its sessions to it
 Result = TypeVar("Result")
+
+Way = Literal["folders", "delta", "nccl", "ipc"]
+"""How weights come to vLLM."""
 
 
 class Expectation(NamedTuple):
@@ -62,7 +66,7 @@ class VLLMEngine:
         replicas: Sequence[Replica],
         folder: Path | None = None,
         tolerance: float = 1e-3,
-        sync: Literal["folders", "nccl", "ipc"] = "folders",
+        sync: Way = "folders",
         dtype: str | None = None,
         shape: "RouteShape | None" = None,
     ) -> None:
@@ -78,8 +82,10 @@ class VLLMEngine:
         self._fixing: dict[Replica, asyncio.Task[None]] = {}
         self._ready = asyncio.Event()
         self.loads: list[float] = []
-        if sync != "folders":
-            self._sync: Sync = Transfer(policy, self.folder, dtype, sync)
+        if sync == "delta":
+            self._sync: Sync = Deltas(policy, self.folder, dtype)
+        elif sync != "folders":
+            self._sync = Transfer(policy, self.folder, dtype, sync)
         else:
             self._sync = (Folders if adapter_rank(policy.model) is None else Adapters)(policy, self.folder, dtype)
         self._probe = Expectation([], [])
@@ -242,7 +248,8 @@ class VLLMEngine:
     async def _load(self, weights: Weights) -> None:
         started = self._loop.time()
         prepared = await asyncio.to_thread(self._sync.prepare, weights)
-        probe = await self._expected(weights)
+        serving = [replica for replica in self.replicas if replica.state == "serving"]
+        probe, _ = await asyncio.gather(self._expected(weights), self._sync.offer(serving, prepared))
         before = (self.version, self._probe)
         self._sync.use(weights.version, prepared)
         self.version, self._probe = weights.version, probe

@@ -38,10 +38,12 @@ def write_folder(
     folder: Path,
     like: Path | None = None,
     dtype: str | None = None,
+    tensors: "Mapping[str, Any] | None" = None,
 ) -> Path:
     """A model folder with an output layer of its own. Servers on a CPU reload tied embeddings wrongly: they keep the
     output layer that they began with (see docs/decisions/0040-weights-of-servers.md). Matrices are written in
-    ``dtype``, that of the servers, and as they are without it; see :func:`served_dtype`.
+    ``dtype``, that of the servers, and as they are without it; see :func:`served_dtype`. With
+    ``tensors`` these are written, and all else is that of ``source``.
 
     An adapter is left out, see :func:`write_adapter`. ``like`` is the folder that servers began with. Raises
     EngineError if its tensors have other names or shapes, which a server would load without a word.
@@ -54,7 +56,9 @@ def write_folder(
         if source.generation_config is not None:
             source.generation_config.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-    write_tensors(partial, stored(source) if isinstance(source, Path) else tensors_of(source), dtype)
+    if tensors is None:
+        tensors = stored(source) if isinstance(source, Path) else tensors_of(source)
+    write_tensors(partial, tensors, dtype)
     config = json.loads((partial / "config.json").read_text()) | {"tie_word_embeddings": False}
     if dtype is not None:
         config["dtype"] = dtype
@@ -184,6 +188,11 @@ def _with_head(tensors: dict[str, Any]) -> dict[str, Any]:
     if "lm_head.weight" not in tensors and "model.embed_tokens.weight" in tensors:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     return tensors
+
+
+def shapes_of(tensors: "Mapping[str, Any]") -> dict[str, tuple[int, ...]]:
+    """Name -> shape of tensors, or of slices of files."""
+    return {name: tuple(_shape(tensor)) for name, tensor in tensors.items()}
 
 
 def _shape(tensor: Any) -> Sequence[int]:

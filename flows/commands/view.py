@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl.flows.viewer.wire import RefusedError
 from agentrl.flows.commands._common import FAILED, fail, on_secrets, open_buffer, open_catalog
 from agentrl.flows.options import At, Host, Json, OnSecrets, Port, Replace, Store, command
 from agentrl.flows.terminal import say, say_json
@@ -159,7 +160,6 @@ def export(
     from agentrl.flows.viewer.offline.export import choose
     from agentrl.flows.viewer.offline.export import export as written
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.refused import RefusedError
 
     refuses = on_secrets(without, "refuse")
     reader = StoreReader(store)

@@ -21,9 +21,7 @@ from agentrl.datastore.errors import NoBufferError, StoreError
 from agentrl.flows.viewer.files import FrontEnd, asked_first, raw_path
 from agentrl.flows.viewer.guard import SESSION, Door, Guard
 from agentrl.flows.viewer.questions import ACTIONS, QUESTIONS, answered
-from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire import Refusal, StoresShown, Writing
-from agentrl.flows.viewer.wire.queries import Query
+from agentrl.flows.viewer.wire import Refusal, RefusedError, StoresShown, Writing
 from agentrl.pipelines.secrets import redacted
 from agentrl.schemas.json_text import loads, unstorable
 
@@ -108,8 +106,8 @@ def application(
             answer.headers["link"] = links
         return answer
 
-    routes = [Route(path, asked(kind, answers, _query)) for path, kind, answers in QUESTIONS]
-    routes += [Route(path, asked(kind, does, _body), methods=["POST"]) for path, kind, does in ACTIONS]
+    routes = [Route(path, asked(answers, _query)) for path, answers in QUESTIONS.items()]
+    routes += [Route(path, asked(does, _body), methods=["POST"]) for path, does in ACTIONS.items()]
     routes += [Route("/api/events", events), Route("/api/writing", writing), Route("/api/stores", beside)]
     routes += [Route(SESSION, session), Route("/static/{name:path}", file), Route("/{path:path}", page)]
     return Guard(Starlette(routes=routes), door)
@@ -118,7 +116,6 @@ def application(
 def _endpoint(
     opened: "Future[StoreReader]",
     limiter: list[CapacityLimiter],
-    kind: type[Query],
     page: str,
     given: Callable[[Request], Awaitable[Any]],
 ) -> Callable[[Request], Any]:
@@ -128,12 +125,9 @@ def _endpoint(
         if not limiter:
             limiter.append(CapacityLimiter(AT_ONCE))
         try:
-            question = kind.model_validate(await given(request))
+            asked = await given(request)
             compressed = "gzip" in request.headers.get("accept-encoding", "")
-
-            def work() -> Response:
-                return answered(opened.result(), page, question, compressed)
-
+            work = partial(answered, opened, page, asked, compressed)
             with anyio.fail_after(PATIENCE_S):
                 return await anyio.to_thread.run_sync(work, limiter=limiter[0], abandon_on_cancel=True)
         except Exception as error:

@@ -1,39 +1,13 @@
-"""Every question of a browser: its path, what it holds, and the function of a page that answers it."""
+"""Every question of a browser: its path, and the function of a page that answers it. What it holds is said by the
+function: ``question`` is a model of it."""
 
 import gzip
+from concurrent.futures import Future
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from starlette.responses import Response
-
-from agentrl.flows.viewer.wire.labels import AnnotationQuery, LabelledRow, LabelQuery
-from agentrl.flows.viewer.wire.queries import (
-    ArmsQuery,
-    ArtifactPage,
-    ArtifactQuery,
-    AtVersion,
-    Filtered,
-    LinesQuery,
-    MessageQuery,
-    NamedPipeline,
-    OfPipeline,
-    Page,
-    PairQuery,
-    Query,
-    RowQuery,
-    RunQuery,
-    SaveQuery,
-    SearchQuery,
-    SideQuery,
-    SomeRows,
-    StagesQuery,
-    StepQuery,
-    TaskQuery,
-    TwoRows,
-    TwoRuns,
-    WhatIf,
-)
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
@@ -42,57 +16,59 @@ ARROW = "application/vnd.apache.arrow.stream"
 SHORT = 1000
 """Bytes below which nothing is compressed."""
 
-QUESTIONS: list[tuple[str, type[Query], str]] = [
-    ("/api/overview", OfPipeline, "pages.overview:overview"),
-    ("/api/tabs", Query, "pages.overview:tabs"),
-    ("/api/plan", WhatIf, "pages.overview:plan"),
-    ("/api/settings", NamedPipeline, "pages.overview:settings"),
-    ("/api/runs/compare", TwoRuns, "pages.runs:runs_compared"),
-    ("/api/rows", Page, "pages.rows:rows"),
-    ("/api/answers", SomeRows, "pages.rows:answers"),
-    ("/api/facets", Filtered, "pages.rows:facets"),
-    ("/api/search", SearchQuery, "pages.rows:search"),
-    ("/api/export", Filtered, "offline.export:answer"),
-    ("/api/calls", Filtered, "pages.calls:calls"),
-    ("/api/rule", Filtered, "pages.saving:rule"),
-    ("/api/rows/{id:path}/messages/{number:int}", MessageQuery, "pages.trajectory:message"),  # ids may hold slashes
-    ("/api/rows/{id:path}/fate", RowQuery, "pages.fate:fate"),
-    ("/api/rows/{id:path}", RowQuery, "pages.trajectory:row"),
-    ("/api/tokens/{id:path}/text", RowQuery, "pages.tokens:text"),
-    ("/api/tokens/{id:path}", RowQuery, "pages.tokens:tokens"),
-    ("/api/evaluations", Query, "pages.compare:evaluations"),
-    ("/api/compare", ArmsQuery, "pages.compare:compared"),
-    ("/api/better", Query, "pages.better:better"),
-    ("/api/task", TaskQuery, "pages.compare:task"),
-    ("/api/task/tree", TaskQuery, "pages.tree:task_tree"),
-    ("/api/align", TwoRows, "pages.compare:aligned"),
-    ("/api/curation", AtVersion, "pages.curation:funnels"),
-    ("/api/pairs", ArtifactPage, "pages.pairs:pairs"),
-    ("/api/pair", PairQuery, "pages.pairs:pair"),
-    ("/api/pair/tokens", SideQuery, "pages.pairs:side_tokens"),
-    ("/api/pair/text", SideQuery, "pages.pairs:side_text"),
-    ("/api/training", StagesQuery, "pages.training:stages"),
-    ("/api/training/metrics", ArtifactQuery, "pages.training:metrics"),
-    ("/api/training/rows", StepQuery, "pages.training:rows_of"),
-    ("/api/live/lines", LinesQuery, "pages.training:lines"),
-    ("/api/doctor", RunQuery, "pages.doctor:doctor"),
-    ("/api/run", RunQuery, "pages.run:run"),
-    ("/api/labels", LabelQuery, "pages.labels:queue"),
-    ("/api/labels/row", LabelledRow, "pages.labels:row_labels"),
-]
+QUESTIONS = {
+    "/api/overview": "pages.overview:overview",
+    "/api/tabs": "pages.overview:tabs",
+    "/api/plan": "pages.overview:plan",
+    "/api/settings": "pages.overview:settings",
+    "/api/runs/compare": "pages.runs:runs_compared",
+    "/api/rows": "pages.rows:rows",
+    "/api/answers": "pages.rows:answers",
+    "/api/facets": "pages.rows:facets",
+    "/api/search": "pages.rows:search",
+    "/api/export": "offline.export:answer",
+    "/api/calls": "pages.calls:calls",
+    "/api/rule": "pages.saving:rule",
+    "/api/rows/{id:path}/messages/{number:int}": "pages.trajectory:message",  # ids may hold slashes
+    "/api/rows/{id:path}/fate": "pages.fate:fate",
+    "/api/rows/{id:path}": "pages.trajectory:row",
+    "/api/tokens/{id:path}/text": "pages.tokens:text",
+    "/api/tokens/{id:path}": "pages.tokens:tokens",
+    "/api/evaluations": "pages.compare:evaluations",
+    "/api/compare": "pages.compare:compared",
+    "/api/better": "pages.better:better",
+    "/api/task": "pages.compare:task",
+    "/api/task/tree": "pages.tree:task_tree",
+    "/api/align": "pages.compare:aligned",
+    "/api/curation": "pages.curation:funnels",
+    "/api/pairs": "pages.pairs:pairs",
+    "/api/pair": "pages.pairs:pair",
+    "/api/pair/tokens": "pages.pairs:side_tokens",
+    "/api/pair/text": "pages.pairs:side_text",
+    "/api/training": "pages.training:stages",
+    "/api/training/metrics": "pages.training:metrics",
+    "/api/training/rows": "pages.training:rows_of",
+    "/api/live/lines": "pages.training:lines",
+    "/api/doctor": "pages.doctor:doctor",
+    "/api/run": "pages.run:run",
+    "/api/labels": "pages.labels:queue",
+    "/api/labels/row": "pages.labels:row_labels",
+}
 
-ACTIONS: list[tuple[str, type[Query], str]] = [
-    ("/api/selection", SaveQuery, "pages.saving:save"),
-    ("/api/annotation", AnnotationQuery, "pages.labels:give"),
-]
+ACTIONS = {
+    "/api/selection": "pages.saving:save",
+    "/api/annotation": "pages.labels:give",
+}
 """What POST does, with a JSON object instead of a query; only with ``agentrl view --write``."""
 
 
-def answered(reader: "StoreReader", page: str, question: Query, compressed: bool) -> Response:
+def answered(opened: "Future[StoreReader]", page: str, given: Any, compressed: bool) -> Response:
     """What the function ``page`` answers: a model is JSON, a table Arrow, with headers if there are any, and bytes are
     text. JSON may be ``compressed``. Modules of pages are imported when they are asked first."""
     module, _, name = page.partition(":")
-    answer: Any = getattr(import_module(f"agentrl.flows.viewer.{module}"), name)(reader, question)
+    function = getattr(import_module(f"agentrl.flows.viewer.{module}"), name)
+    question = function.__annotations__["question"].model_validate(given)
+    answer: Any = function(opened.result(), question)
     if isinstance(answer, BaseModel):
         body = answer.model_dump_json().encode()
         if not compressed or len(body) < SHORT:

@@ -14,16 +14,15 @@ from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import StoreError, UnknownTrajectoryError
 from agentrl.datastore.read.prefixes import sampled
 from agentrl.flows.viewer.pages import tokens, training, trajectory
+from agentrl.flows.viewer.pages.compare import PairedDifference
 from agentrl.flows.viewer.pages.decoding import Decoded, decoded
 from agentrl.flows.viewer.pages.doctor import Doctor
 from agentrl.flows.viewer.pages.graph import Plans
+from agentrl.flows.viewer.pages.training import TrainingStage
 from agentrl.flows.viewer.query import among
 from agentrl.flows.viewer.query.artifacts import Artifacts, numbers
 from agentrl.flows.viewer.query.tables import Recent, Snapshot, Tables, both
-from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.compare import PairedDifference
-from agentrl.flows.viewer.wire.queries import Filtered
-from agentrl.flows.viewer.wire.training import TrainingStage
+from agentrl.flows.viewer.wire import Filtered, RefusedError
 from agentrl.pipelines.tokenizers import token_bytes
 
 TEXT_BYTES = 240

@@ -14,9 +14,9 @@ from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows import cli
 from agentrl.flows.viewer.pages import graph, overview
 from agentrl.flows.viewer.pages.compare import sentence
+from agentrl.flows.viewer.pages.overview import WhatIf
 from agentrl.flows.viewer.pages.run import log_of, log_tail, not_run_again, progress_of, stopped_at
 from agentrl.flows.viewer.reader import StoreReader
-from agentrl.flows.viewer.wire.queries import WhatIf
 from agentrl.statistics.paired import Difference
 
 RUN = "20260101-120000-abcd"

@@ -17,7 +17,7 @@ from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.flows.viewer.query import filters, tables
 from agentrl.flows.viewer.query.facets import FACETS, UNKNOWN, spread
 from agentrl.flows.viewer.query.tables import COLUMNS
-from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire import RefusedError
 
 
 def test_what_several_ask_for_at_once_is_made_once() -> None:

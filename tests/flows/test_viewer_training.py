@@ -18,9 +18,8 @@ from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.live_metrics import LiveLog
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.flows.viewer.pages import training
-from agentrl.flows.viewer.pages.doctor import Doctor, diagnosed
+from agentrl.flows.viewer.pages.doctor import Diagnosis, Doctor, diagnosed
 from agentrl.flows.viewer.reader import StoreReader
-from agentrl.flows.viewer.wire.training import Diagnosis
 from agentrl.pipelines.run.runs import this_process
 from agentrl.schemas.manifest import Kind
 from agentrl.schemas.training import TRAINING_SCHEMA

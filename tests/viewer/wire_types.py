@@ -1,4 +1,4 @@
-"""Types of the server's answers for ``tsc``, from the models of ``flows/viewer/wire/``."""
+"""Types of the server's answers for ``tsc``, from the models of the viewer."""
 
 import inspect
 from importlib import import_module
@@ -7,6 +7,7 @@ from pkgutil import iter_modules
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
+from agentrl.flows import viewer
 from agentrl.flows.viewer import wire
 
 PLACE = Path(__file__).parents[2] / "build/viewer-types/wire.d.ts"
@@ -16,10 +17,12 @@ PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", NoneTyp
 
 def declarations() -> str:
     """The text of ``wire.d.ts``: one interface for each model, in the order of the modules."""
-    modules = [wire, *(import_module(f"{wire.__name__}.{module.name}") for module in iter_modules(wire.__path__))]
+    packages = (import_module(f"{viewer.__name__}.{name}") for name in ("query", "pages", "offline"))
+    names = [f"{package.__name__}.{module.name}" for package in packages for module in iter_modules(package.__path__)]
+    modules = [wire, *map(import_module, names)]
     named = dict.fromkeys(kind for module in modules for kind in vars(module).values() if inspect.isclass(kind))
     models = [kind for kind in named if issubclass(kind, wire.Answer) and kind is not wire.Answer]
-    lines = ["// Written by tests/viewer/wire_types.py from flows/viewer/wire/."]
+    lines = ["// Written by tests/viewer/wire_types.py from the models of flows/viewer."]
     for model in models:
         fields = [f"  {name}: {typed(field.annotation)};" for name, field in model.model_fields.items()]
         lines += [f"export interface {model.__name__} {{", *fields, "}"]

@@ -17,13 +17,12 @@ from agentrl.datastore.errors import StoreError
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.offline import bundle
 from agentrl.flows.viewer.pages import compare, trajectory
+from agentrl.flows.viewer.pages.trajectory import RowAnswer
 from agentrl.flows.viewer.query import facets
+from agentrl.flows.viewer.query.facets import Facet
 from agentrl.flows.viewer.query.tables import COLUMNS, Snapshot, plain, stream
 from agentrl.flows.viewer.reader import StoreReader
-from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.export import Contents, ExportedColumn
-from agentrl.flows.viewer.wire.queries import Filtered
-from agentrl.flows.viewer.wire.trajectory import RowAnswer
+from agentrl.flows.viewer.wire import Answer, Filtered, RefusedError
 from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.results.lineage import find_artifact
 from agentrl.pipelines.run.execute import open_output
@@ -36,6 +35,28 @@ PART = 2**20
 AT_ONCE = 32
 ENTRY = "contents.js"
 FILTER = "filter: "
+
+
+class ExportedColumn(Answer):
+    """A scalar column, and what its values are."""
+
+    name: str
+    kind: Literal["text", "number", "bool", "time"]
+
+
+class Contents(Answer):
+    """``rows`` of the ``selected`` ones are in the file, as they were at a ``version`` of the buffer. ``parts`` are the
+    numbers of rows in each part of the file. The facets count all rows."""
+
+    agentrl: str
+    version: int
+    selection: str
+    rows: int
+    selected: int
+    tokens: int
+    columns: list[ExportedColumn]
+    parts: list[int]
+    facets: list[Facet]
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,27 @@ from typing import TYPE_CHECKING
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
-from agentrl.flows.viewer.pages.compare import EVALUATION, difference_of
+from agentrl.flows.viewer.pages.compare import EVALUATION, PairedDifference, difference_of
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
-from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.compare import Better
+from agentrl.flows.viewer.wire import Answer, Query, RefusedError
 from agentrl.pipelines.results.gains import predecessors
 from agentrl.schemas.manifest import Manifest
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import Query
 
 LOST = 5
 """Lost tasks that are named beside the sentence that says whether the policy got better."""
 
 
-def better(reader: "StoreReader", question: "Query") -> Better:
+class Better(Answer):
+    """The newest policy against the one before it, at temperature 1, with at most 5 of the tasks that it lost; None if
+    there are no two evaluations of the same tasks."""
+
+    difference: PairedDifference | None
+
+
+def better(reader: "StoreReader", question: Query) -> Better:
     """The newest policy against the one before it."""
     two = newest_two(reader.catalog, reader.artifacts)
     try:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.flows.viewer.pages.trajectory import failed, timed
 from agentrl.flows.viewer.query.tables import both
-from agentrl.flows.viewer.wire.calls import CallsByTool, FailedCall, ToolCalls
+from agentrl.flows.viewer.wire import Answer, Filtered
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import Filtered
 
 ROWS = 2000
 """The newest rows with calls whose messages are read."""
@@ -21,7 +20,44 @@ TEXT = 300
 """Characters of arguments and answers."""
 
 
-def calls(reader: "StoreReader", question: "Filtered") -> CallsByTool:
+class ToolCalls(Answer):
+    """Calls of one tool, how many of them were answered and how many failed, in so many rows; the ``seconds`` that
+    ``timed`` of them took together, and their median, which is None if no call says it."""
+
+    name: str
+    calls: int
+    answered: int
+    failed: int
+    rows: int
+    timed: int
+    seconds: float
+    median: float | None
+
+
+class FailedCall(Answer):
+    """A call that failed: the number of the ``message`` that answers it, and how both texts begin."""
+
+    trajectory_id: str
+    message: int
+    tool: str
+    arguments: str
+    answer: str
+
+
+class CallsByTool(Answer):
+    """Calls of the newest ``looked_at`` of the ``rows`` in the filter that call tools; the tool that failed most comes
+    first. ``unknown`` errors were counted by rows that do not say which call they are of. At most 200 failed calls are
+    listed, those of the newest rows."""
+
+    version: int
+    rows: int
+    looked_at: int
+    unknown: int
+    tools: list[ToolCalls]
+    failed: list[FailedCall]
+
+
+def calls(reader: "StoreReader", question: Filtered) -> CallsByTool:
     """The calls of the rows in a filter."""
     snapshot = reader.tables.at(question.at)
     part = reader.part(question, snapshot)

@@ -7,24 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
+from pydantic import Field
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.query.artifacts import label, numbers
 from agentrl.flows.viewer.query.tables import Snapshot
-from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.compare import (
-    Aligned,
-    AttemptLine,
-    ChangedTask,
-    ComparedArm,
-    EvaluatedPolicy,
-    Evaluations,
-    LevelResult,
-    PairedDifference,
-    Strip,
-    TaskAttempts,
-)
+from agentrl.flows.viewer.wire import Answer, AtVersion, Query, RefusedError, TaskQuery
 from agentrl.schemas.trajectory import CONTROL
 from agentrl.statistics.intervals import wilson
 from agentrl.statistics.paired import Difference
@@ -32,7 +21,6 @@ from agentrl.statistics.sharpening import said_p
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import ArmsQuery, Query, TaskQuery, TwoRows
 
 EVALUATION = "evaluate.policy"
 CHANGED = 500
@@ -42,7 +30,155 @@ PROMPT = 300
 """Characters of a prompt in a list."""
 
 
-def evaluations(reader: "StoreReader", question: "Query") -> Evaluations:
+class ArmsQuery(Query):
+    than: str = Field(min_length=1, max_length=300)
+    arm: str = Field(min_length=1, max_length=300)
+    greedy: bool = False
+
+
+class LevelResult(Answer):
+    """Success on one level of one environment; ``level`` -1 is all levels, ``env`` "" all environments.
+    ``control`` is the temperature that did best on dev tasks, if this is success at it as the control for
+    sharpening."""
+
+    env: str
+    level: int
+    greedy: bool
+    control: float | None
+    tasks: int
+    n: int
+    success: float
+    low: float
+    high: float
+
+
+class EvaluatedPolicy(Answer):
+    """An evaluation. ``artifact`` is STAGE/FINGERPRINT, as /api/compare takes it; ``when`` is ISO 8601."""
+
+    artifact: str
+    stage: str
+    policy: str
+    split: str
+    when: str
+    results: list[LevelResult]
+
+
+class Evaluations(Answer):
+    """Newest first."""
+
+    evaluations: list[EvaluatedPolicy]
+
+
+class ComparedArm(Answer):
+    """Success over all tasks with its 95 % interval; ``unscored`` rows have no outcome and are left out."""
+
+    name: str
+    artifacts: list[str]
+    policies: list[str]
+    tasks: int
+    unscored: int
+    success: float
+    low: float
+    high: float
+
+
+class ChangedTask(Answer):
+    """Success before and after, as shares of the attempts."""
+
+    env: str
+    task_id: str
+    prompt: str
+    before: float
+    after: float
+
+
+class PairedDifference(Answer):
+    """``than`` is compared with ``arm`` on the tasks of both: the difference of success with its 95 % interval
+    (bootstrap over tasks), McNemar's ``p`` if each task has one attempt in both, and the verdict in words.
+    ``sentence`` says it shortly, by the names of the policies; ``shown`` says whether there is a difference. ``word``
+    says what ``arm`` gained over ``than`` at its best temperature, the control for sharpening (adds, sharpens, none,
+    worse, cannot tell), and ``learned`` says that with its figures, or why nobody can tell; None and empty if they are
+    no evaluations. At most 500 tasks each are listed as gained and lost; ``tasks_gained`` and ``tasks_lost`` count
+    all."""
+
+    than: ComparedArm
+    arm: ComparedArm
+    greedy: bool
+    mean: float
+    low: float
+    high: float
+    p: float | None
+    tasks: int
+    unshared: int
+    tasks_gained: int
+    tasks_lost: int
+    verdict: str
+    sentence: str
+    shown: bool
+    word: str | None
+    learned: str
+    gained: list[ChangedTask]
+    lost: list[ChangedTask]
+
+
+class AttemptLine(Answer):
+    trajectory_id: str
+    success: bool | None
+    reward: float | None
+    sample_index: int
+    n_tokens: int
+    n_tool_errors: int
+    termination: str
+
+
+class Strip(Answer):
+    """The attempts of one version of one policy in one stage at one temperature, in the order of time (at most 1,024),
+    with success over the ``n`` that have an outcome, and its Wilson interval; they are None if none has. The segments
+    of an episode are one attempt. ``rows`` counts all attempts."""
+
+    stage: str
+    policy: str
+    policy_version: int
+    temperature: float | None
+    greedy: bool
+    rows: int
+    n: int
+    success: float | None
+    low: float | None
+    high: float | None
+    attempts: list[AttemptLine]
+
+
+class TaskAttempts(Answer):
+    """``rows`` counts all attempts. ``prompts`` are the different ones, of at most 5."""
+
+    version: int
+    env: str
+    task_id: str
+    prompts: list[str]
+    rows: int
+    strips: list[Strip]
+
+
+class TwoRows(AtVersion):
+    a: str
+    b: str
+
+
+class Aligned(Answer):
+    """Where two rows part. ``shared`` counts the tokens that they begin with alike, so it is the first token that
+    differs; None if they cannot be compared, and ``reason`` says why. ``flipped``: one succeeded, the other failed."""
+
+    version: int
+    a: str
+    b: str
+    shared: int | None
+    reason: str
+    same: bool
+    flipped: bool
+
+
+def evaluations(reader: "StoreReader", question: Query) -> Evaluations:
     """All evaluations of the store, with their results by environment and level."""
     listed, artifacts = [], reader.artifacts
     for manifest in artifacts.all():
@@ -81,7 +217,7 @@ def evaluations(reader: "StoreReader", question: "Query") -> Evaluations:
     return Evaluations(evaluations=listed)
 
 
-def compared(reader: "StoreReader", question: "ArmsQuery") -> PairedDifference:
+def compared(reader: "StoreReader", question: ArmsQuery) -> PairedDifference:
     return difference_of(reader, question.than, question.arm, question.greedy)
 
 
@@ -170,7 +306,7 @@ TEMPERATURE = pl.col("sampling").str.json_path_match("$.temperature").cast(pl.Fl
 """The temperature that a row was sampled at; null if the row does not say."""
 
 
-def task(reader: "StoreReader", question: "TaskQuery") -> TaskAttempts:
+def task(reader: "StoreReader", question: TaskQuery) -> TaskAttempts:
     return attempts_at(reader.tables.at(question.at), question.env, question.task_id)
 
 
@@ -221,7 +357,7 @@ def _strip(rows: pl.DataFrame) -> Strip:
 # two rows
 
 
-def aligned(reader: "StoreReader", question: "TwoRows") -> Aligned:
+def aligned(reader: "StoreReader", question: TwoRows) -> Aligned:
     """Where two rows part, by their tokens."""
     (first_row, snapshot), (other_row, _) = (reader.row_of(name, question.at) for name in (question.a, question.b))
     rows = (first_row, other_row)

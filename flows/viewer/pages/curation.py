@@ -12,13 +12,12 @@ from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.query import selections
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.query.tables import Snapshot
-from agentrl.flows.viewer.wire.compare import Funnel, FunnelLevel, Funnels
+from agentrl.flows.viewer.wire import Answer, AtVersion
 from agentrl.schemas.manifest import Manifest
 from agentrl.statistics.intervals import wilson
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import AtVersion
 
 FUNNELS = 20
 
@@ -27,7 +26,45 @@ OUTCOME = re.compile(r"\b(success|reward|unscored|failed|termination)\b")
 """Rules that say by which outcome they choose: that they drop successes is what they were asked for."""
 
 
-def funnels(reader: "StoreReader", question: "AtVersion") -> Funnels:
+class FunnelLevel(Answer):
+    """A rule, the rows before and after it, and of those that it dropped how many succeeded among the ``n`` with an
+    outcome, with Wilson's interval of their share (None if ``n`` is 0). ``worry``: those that it dropped had succeeded
+    more often than those that it kept, by more than chance explains, and the rule does not speak of outcomes.
+    /buffer?among=ARTIFACT&rule=RULE shows what it dropped."""
+
+    rule: str
+    before: int
+    after: int
+    successes: int
+    n: int
+    low: float | None
+    high: float | None
+    worry: bool
+
+
+class Funnel(Answer):
+    """``kept`` counts the rows that were chosen. ``recorded`` is false if nobody knows which rows were dropped: then
+    the counts of outcomes are 0."""
+
+    artifact: str
+    stage: str
+    uses: str
+    when: str
+    kept: int
+    recorded: bool
+    levels: list[FunnelLevel]
+
+
+class Funnels(Answer):
+    """Newest first; ``more`` older ones are left out. ``version`` is that of the buffer which told the outcomes, None
+    if nothing was ever appended."""
+
+    version: int | None
+    more: int
+    funnels: list[Funnel]
+
+
+def funnels(reader: "StoreReader", question: AtVersion) -> Funnels:
     """What each artifact that chooses rows dropped, by rule. If nothing was ever appended, rows have no outcomes."""
     artifacts, snapshot = reader.artifacts, reader.snapshot_if_any(question.at)
     listed: list[Funnel] = []

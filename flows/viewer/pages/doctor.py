@@ -6,20 +6,45 @@ import threading
 from typing import TYPE_CHECKING
 
 from agentrl.datastore.artifacts.catalog import Catalog
+from agentrl.flows.viewer.pages.run import RunQuery
 from agentrl.flows.viewer.processes import command_of
-from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.training import Diagnosis, Symptom
+from agentrl.flows.viewer.wire import Answer, RefusedError
 from agentrl.pipelines.run.runs import Run, find_run
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import RunQuery
 
 PATIENCE_S = 600.0
 """Seconds that the doctor may take."""
 
 
-def doctor(reader: "StoreReader", question: "RunQuery") -> Diagnosis:
+class Symptom(Answer):
+    """A finding of a stage, in words: what was measured, the bound beyond which it counts as sick, and what helps.
+    ``rows`` show it, at most 50, at these ``tokens`` if tokens do. ``artifact`` is STAGE/FINGERPRINT, None if it is
+    gone, and ``step`` is the step that shows it best, None if none does."""
+
+    stage: str
+    artifact: str | None
+    name: str
+    evidence: str
+    threshold: str
+    remedy: str
+    rows: list[str]
+    tokens: list[int]
+    step: int | None
+
+
+class Diagnosis(Answer):
+    """``working`` is true while the doctor looks: ask again in a second. ``problem`` says why there are no findings."""
+
+    run_id: str
+    working: bool
+    problem: str | None
+    stages: list[str]
+    findings: list[Symptom]
+
+
+def doctor(reader: "StoreReader", question: RunQuery) -> Diagnosis:
     return reader.doctor.of(question.run)
 
 

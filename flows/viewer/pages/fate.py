@@ -1,7 +1,7 @@
 """What became of a row: each stage that made it, saw it, kept or dropped it, paired it, or trained on it."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -13,18 +13,39 @@ from agentrl.flows.viewer.pages.trajectory import scalars_of
 from agentrl.flows.viewer.query import selections
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.query.tables import Snapshot
-from agentrl.flows.viewer.wire.trajectory import Fate, SeenBy
+from agentrl.flows.viewer.wire import Answer, RowQuery
 from agentrl.schemas.manifest import Kind, Manifest
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import RowQuery
 
 ARTIFACTS = 300
 """The newest artifacts that are looked through."""
 
 
-def fate(reader: "StoreReader", question: "RowQuery") -> Fate:
+class SeenBy(Answer):
+    """What one artifact did with a row. ``why`` is the rule that dropped it, or why it was left out. ``steps`` are
+    those that trained on it, or that sampled it and left it out; ``pair_id`` the pair that it is a side of."""
+
+    artifact: str
+    uses: str
+    run_id: str
+    when: str
+    what: Literal["made", "kept", "dropped", "chosen", "rejected", "trained", "left out", "read"]
+    why: str
+    pair_id: str | None
+    steps: list[int]
+
+
+class Fate(Answer):
+    """What became of a row, in the order of time. ``unread`` older artifacts were not looked through."""
+
+    version: int
+    unread: int
+    seen: list[SeenBy]
+
+
+def fate(reader: "StoreReader", question: RowQuery) -> Fate:
     """What each artifact did with a row."""
     table, snapshot = reader.row_of(question.id, question.at)
     row, artifacts = scalars_of(table), reader.artifacts

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.flows.viewer.processes import command_of
-from agentrl.flows.viewer.wire.overview import StageBox, StageInput
+from agentrl.flows.viewer.wire import Answer
 from agentrl.pipelines.file.document import library_files
 from agentrl.pipelines.run.runs import Run
 from agentrl.pipelines.secrets import redacted
@@ -27,6 +27,32 @@ PATIENCE_S = 60.0
 
 Stage = Mapping[str, Any]
 """One stage of ``agentrl plan --json``."""
+
+
+class StageInput(Answer):
+    """An edge of the graph: the stage that is read. ``reason`` says why this edge makes the stage run; None if it does
+    not."""
+
+    stage: str
+    reason: str | None
+
+
+class StageBox(Answer):
+    """A stage of the pipeline. ``status`` is that of the plan (cached, run, blocked, skipped), ``running``, or how the
+    stage ended in the newest run if it is to run again (failed, killed, cancelled); ``reason`` then says why. ``x`` is
+    the column and ``y`` the row in the drawing, from 0. ``artifact`` is STAGE/FINGERPRINT if it is there."""
+
+    id: str
+    stage: str
+    uses: str
+    artifact: str | None
+    status: Literal["cached", "run", "blocked", "skipped", "running", "failed", "killed", "cancelled"]
+    reason: str
+    fingerprint: str
+    seconds: float | None
+    inputs: list[StageInput]
+    x: int
+    y: int
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from agentrl.datastore.errors import NoBufferError
 from agentrl.flows.viewer.pages import graph
-from agentrl.flows.viewer.pages.run import STOPPED, run_line
-from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire import Filled
-from agentrl.flows.viewer.wire.overview import Overview, PlanAnswer
-from agentrl.flows.viewer.wire.runs import KnownSettings, Setting
+from agentrl.flows.viewer.pages.graph import StageBox
+from agentrl.flows.viewer.pages.run import STOPPED, RunLine, run_line
+from agentrl.flows.viewer.wire import Answer, Query, RefusedError
 from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.run.runs import Run, all_runs
 from agentrl.pipelines.secrets import redacted
@@ -18,14 +18,75 @@ from agentrl.schemas.manifest import Kind
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import NamedPipeline, OfPipeline, Query, WhatIf
 
 RUNS = 50
 PLAN_S = 5.0
 """Seconds that a question for a plan waits for it."""
 
 
-def tabs(reader: "StoreReader", question: "Query") -> Filled:
+class OfPipeline(Query):
+    pipeline: str | None = None
+
+
+class NamedPipeline(Query):
+    pipeline: str = Field(min_length=1)
+
+
+class WhatIf(NamedPipeline):
+    set: list[str] = Field([], max_length=16)
+
+
+class Filled(Answer):
+    """The pages that have something to show, by their paths."""
+
+    paths: list[str]
+
+
+class Overview(Answer):
+    """``version`` is None, and ``rows`` 0, if nothing was ever appended. ``pipeline`` is the one that ``stages``
+    shows, that of the newest run unless asked for another. If it is not planned, ``stages`` is what its newest run
+    recorded and ``problem`` says why. ``runs`` are the newest of ``n_runs``. ``planning`` is true while the plan is
+    being made: ask again in a second."""
+
+    store: str
+    version: int | None
+    rows: int
+    pipeline: str | None
+    problem: str | None
+    planning: bool
+    stages: list[StageBox]
+    runs: list[RunLine]
+    n_runs: int
+    pipelines: list[str]
+
+
+class PlanAnswer(Answer):
+    """What would run if these settings had these values; nothing is run. A setting is as `agentrl plan --set` takes it,
+    or STAGE.KEY for ``stages.STAGE.with.KEY``. ``problem`` says why there is no plan. ``planning`` is true while it is
+    being made: ask again in half a second."""
+
+    pipeline: str
+    settings: list[str]
+    problem: str | None
+    planning: bool
+    stages: list[StageBox]
+
+
+class Setting(Answer):
+    """``name`` is STAGE.KEY, as /api/plan takes it; ``value`` is JSON."""
+
+    name: str
+    value: str
+
+
+class KnownSettings(Answer):
+    """What the stages of a pipeline's newest run were configured with, as far as their artifacts are there."""
+
+    pipeline: str
+    settings: list[Setting]
+
+
+def tabs(reader: "StoreReader", question: Query) -> Filled:
     """Pages that have something to show. What shows runs is there from the first one on, whatever came of it."""
     made_now = reader.artifacts.all()
     kinds = {output.kind for made in made_now for output in made.outputs.values()}
@@ -45,7 +106,7 @@ def tabs(reader: "StoreReader", question: "Query") -> Filled:
     return Filled(paths=[path for path, is_filled in filled.items() if is_filled])
 
 
-def overview(reader: "StoreReader", question: "OfPipeline") -> Overview:
+def overview(reader: "StoreReader", question: OfPipeline) -> Overview:
     """Raises RefusedError if no run is of the pipeline."""
     catalog, pipeline = reader.catalog, question.pipeline
     runs = all_runs(catalog)
@@ -78,7 +139,7 @@ def overview(reader: "StoreReader", question: "OfPipeline") -> Overview:
     )
 
 
-def plan(reader: "StoreReader", question: "WhatIf") -> PlanAnswer:
+def plan(reader: "StoreReader", question: WhatIf) -> PlanAnswer:
     """What would run with other settings. Raises RefusedError if no run is of the pipeline."""
     pipeline, settings = question.pipeline, question.set
     run = _newest(all_runs(reader.catalog), pipeline)
@@ -94,7 +155,7 @@ def plan(reader: "StoreReader", question: "WhatIf") -> PlanAnswer:
     )
 
 
-def settings(reader: "StoreReader", question: "NamedPipeline") -> KnownSettings:
+def settings(reader: "StoreReader", question: NamedPipeline) -> KnownSettings:
     """What the stages of the pipeline's newest run were configured with. Raises RefusedError if no run is of it."""
     from agentrl.pipelines.results.measured import flat_config
 

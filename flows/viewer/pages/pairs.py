@@ -1,29 +1,93 @@
 """Preference pairs: which tokens both sides share, which ones the loss covers, and how far apart a reference is."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic import Field
 
 from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.pages.tokens import side_table
 from agentrl.flows.viewer.query.artifacts import Artifacts, TrainingScalars, label, numbers, row_at
-from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.compare import PairAnswer, PairLine, PairLines, PairSide
+from agentrl.flows.viewer.wire import Answer, Query, RefusedError
 from agentrl.schemas.manifest import Kind, Manifest, OutputRecord
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import ArtifactPage, PairQuery, SideQuery
 
 LINES = ("pair_id", "task_id", "kind", "chosen_id", "rejected_id", "chosen_reward", "rejected_reward", "shared_prefix")
 SIDES = {"chosen": 1, "rejected": -1}
 """Side -> its label in training rows."""
 
 
-def pairs(reader: "StoreReader", question: "ArtifactPage") -> PairLines:
+class ArtifactPage(Query):
+    artifact: str | None = None
+    offset: int = Field(0, ge=0, lt=2**31)
+    limit: int = Field(100, ge=1, le=1000)
+
+
+class PairQuery(Query):
+    artifact: str
+    pair_id: str
+
+
+class SideQuery(PairQuery):
+    side: Literal["chosen", "rejected"]
+
+
+class PairLine(Answer):
+    pair_id: str
+    task_id: str
+    kind: str
+    chosen_id: str
+    rejected_id: str
+    chosen_reward: float | None
+    rejected_reward: float | None
+    shared_prefix: int
+
+
+class PairLines(Answer):
+    """``artifacts`` are all artifacts of the store that hold pairs, newest first; the first is shown unless asked for
+    another."""
+
+    artifacts: list[str]
+    artifact: str | None
+    total: int
+    pairs: list[PairLine]
+
+
+class PairSide(Answer):
+    """``covered`` counts the tokens that the loss covers, ``tokens`` all; ``ref_logprob`` is the sum over covered ones
+    under the reference, if a training stage recorded it."""
+
+    trajectory_id: str
+    reward: float | None
+    tokens: int
+    covered: int
+    covered_in_prefix: int
+    ref_logprob: float | None
+
+
+class PairAnswer(Answer):
+    """``margin`` is the chosen side's ``ref_logprob`` less the rejected one's. ``trained_by`` is STAGE/FINGERPRINT.
+    ``previous`` and ``next`` are the pairs before and after it."""
+
+    pair_id: str
+    task_id: str
+    kind: str
+    method: str
+    shared_prefix: int
+    chosen: PairSide
+    rejected: PairSide
+    margin: float | None
+    trained_by: list[str]
+    previous: str | None
+    next: str | None
+
+
+def pairs(reader: "StoreReader", question: ArtifactPage) -> PairLines:
     """A page of the pairs of one artifact. Raises RefusedError if it has none."""
     artifacts, artifact = reader.artifacts, question.artifact
     made = {label(manifest): (manifest, output) for manifest, output in _with_pairs(artifacts)}
@@ -75,7 +139,7 @@ def _place(file: pq.ParquetFile, artifact: str, pair_id: str) -> tuple[int, str 
     return index, before, ids[index + 1].as_py() if index + 1 < len(ids) else None
 
 
-def side_tokens(reader: "StoreReader", question: "SideQuery") -> pa.Table:
+def side_tokens(reader: "StoreReader", question: SideQuery) -> pa.Table:
     """The tokens of a side of a pair."""
     _, pair = pair_scalars(reader.artifacts, question.artifact, question.pair_id)
     ids, mask = pair[f"{question.side}_ids"], pair[f"{question.side}_mask"]
@@ -83,13 +147,13 @@ def side_tokens(reader: "StoreReader", question: "SideQuery") -> pa.Table:
     return side_table(ids, mask, text, reason)
 
 
-def side_text(reader: "StoreReader", question: "SideQuery") -> bytes:
+def side_text(reader: "StoreReader", question: SideQuery) -> bytes:
     _, pair = pair_scalars(reader.artifacts, question.artifact, question.pair_id)
     decoded, _ = reader.text_of(numbers(pair[f"{question.side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
     return decoded.text if decoded else b""
 
 
-def pair(reader: "StoreReader", question: "PairQuery") -> PairAnswer:
+def pair(reader: "StoreReader", question: PairQuery) -> PairAnswer:
     artifacts, artifact, pair_id = reader.artifacts, question.artifact, question.pair_id
     manifest, pair = pair_scalars(artifacts, artifact, pair_id)
     output = next(record for record in manifest.outputs.values() if record.kind is Kind.PAIRS)

@@ -4,25 +4,100 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.live_metrics import live_stages
 from agentrl.flows.viewer.query.artifacts import label
-from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.overview import RunLine
-from agentrl.flows.viewer.wire.training import RunAnswer, RunStage, StageProgress, StoppedRun
+from agentrl.flows.viewer.wire import Answer, Query, RefusedError
 from agentrl.pipelines.run.runs import Run, find_run
 from agentrl.pipelines.secrets import redacted
 from agentrl.schemas.manifest import Manifest
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import RunQuery
 
 STOPPED = ("failed", "killed", "cancelled")
 """How a stage, or a run, may end before it is done."""
 LOG_LINES, LOG_BYTES = 20, 2**16
+
+
+class RunQuery(Query):
+    run: str = Field(min_length=1, max_length=300)
+
+
+class RunLine(Answer):
+    """A run, newest first. ``when`` is ISO 8601, UTC. ``failed_stage`` is the stage at which it stopped, if it failed,
+    was killed or was cancelled; ``cause`` says why, as far as that is known, and ``log_tail`` holds the last lines of
+    its log. ``go_on`` is the command that does the rest, empty if nothing is left."""
+
+    run_id: str
+    pipeline: str
+    when: str
+    seconds: float | None
+    state: str
+    failed_stage: str | None
+    cause: str
+    log_tail: str
+    go_on: str
+
+
+class StageProgress(Answer):
+    """How far a stage is: ``done`` of ``total`` (None if nobody knows how much there is to do), and the seconds that
+    are left at the speed so far."""
+
+    done: int
+    total: int | None
+    left_s: float | None
+
+
+class StoppedRun(Answer):
+    """A run that failed or was killed, after which no run of its pipeline was completed, and the stage at which it
+    stopped."""
+
+    run_id: str
+    pipeline: str
+    stage: str | None
+    state: str
+
+
+class RunStage(Answer):
+    """A stage of a run. ``artifact`` is STAGE/FINGERPRINT if it is there; ``uses`` is empty if neither it nor the
+    record says that. ``cause`` says why it failed, and ``warnings`` what it warned of. ``live`` is true if its metrics
+    are written now, ``curves`` if the metrics of a stage without an artifact are there. ``progress`` is how far it is,
+    or how far it came. ``log`` is the file of its log on the viewer's machine, empty if there is none; ``log_tail`` has
+    its last lines, for stages that are at work or were stopped."""
+
+    stage: str
+    uses: str
+    status: str
+    artifact: str | None
+    reasons: list[str]
+    cause: str
+    warnings: list[str]
+    started: str
+    seconds: float | None
+    live: bool
+    curves: bool
+    progress: StageProgress | None
+    log: str
+    log_tail: str
+
+
+class RunAnswer(Answer):
+    """A run with its stages. ``gone`` says how it is known that a killed one ended. ``go_on`` is the command that does
+    the rest of a run that was stopped, empty if nothing is left."""
+
+    run_id: str
+    pipeline: str
+    state: str
+    command: str
+    host: str
+    started: str
+    seconds: float | None
+    gone: str
+    go_on: str
+    stages: list[RunStage]
 
 
 def run_line(run: Run, catalog: Catalog) -> RunLine:
@@ -73,7 +148,7 @@ def progress_of(stage: Mapping[str, Any]) -> StageProgress | None:
         return None
 
 
-def run(reader: "StoreReader", question: "RunQuery") -> RunAnswer:
+def run(reader: "StoreReader", question: RunQuery) -> RunAnswer:
     """A run by its id, the beginning of it, or ``last``. Raises RefusedError if there is none."""
     catalog, artifacts = reader.catalog, reader.artifacts
     try:

@@ -12,21 +12,53 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
+from pydantic import Field
 
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read import sql
 from agentrl.flows.viewer.processes import command_of
 from agentrl.flows.viewer.query import filters
 from agentrl.flows.viewer.query.tables import COLUMNS, Snapshot
-from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.queries import Filtered, SaveQuery
-from agentrl.flows.viewer.wire.saving import RuleText, SavedSelection
+from agentrl.flows.viewer.wire import Answer, Filtered, RefusedError
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
 
 PATIENCE_S = 50.0
 """Seconds after which saving is given up."""
+
+
+class SaveQuery(Filtered):
+    """``ids`` are those of the rows that are saved; without any, all that the rest of the question is about."""
+
+    name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=80)
+    ids: list[str] = Field([], max_length=5000)
+
+
+class SavedSelection(Answer):
+    """``rows`` of a ``version`` of the buffer are saved as ``artifact``, STAGE/FINGERPRINT. ``again``: they were saved
+    under this name before, and nothing was written. ``before`` are other selections of this name, newest first: they
+    stay. ``other_splits`` of the rows are not of the train split, and ``absent`` ones of the part of the buffer that
+    was asked for are not in this version. ``wiring`` is how a stage of a pipeline file reads them."""
+
+    artifact: str
+    rows: int
+    version: int
+    again: bool
+    before: list[str]
+    other_splits: int
+    absent: int
+    wiring: str
+
+
+class RuleText(Answer):
+    """A filter as a rule of curation in YAML, for `trajectories.curate` and `agentrl buffer curate`. It chooses the
+    same ``rows`` of this ``version``; ``other_splits`` of them are left out unless ``split`` is null."""
+
+    text: str
+    rows: int
+    version: int
+    other_splits: int
 
 
 def save(reader: "StoreReader", question: SaveQuery) -> SavedSelection:

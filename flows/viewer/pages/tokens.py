@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from agentrl.flows.viewer.pages.decoding import Decoded
 from agentrl.flows.viewer.query.artifacts import LearnedTokens, numbers
+from agentrl.flows.viewer.wire import RowQuery
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import RowQuery
 
 TOKEN_SCHEMA = pa.schema(
     [
@@ -40,13 +40,13 @@ RECORDED = {"ref_logprob": "ref_logprobs", "train_logprob": "train_logprobs", "e
 """Lens -> column of the training rows, with a number for each token or none at all."""
 
 
-def tokens(reader: "StoreReader", question: "RowQuery") -> pa.Table:
+def tokens(reader: "StoreReader", question: RowQuery) -> pa.Table:
     """The tokens of a row."""
     row, snapshot = reader.row_of(question.id, question.at)
     return reader.tokens_of(row, snapshot.version)[0]
 
 
-def text(reader: "StoreReader", question: "RowQuery") -> bytes:
+def text(reader: "StoreReader", question: RowQuery) -> bytes:
     """The text of a row's tokens; empty if their tokenizer is not known, which the answer with the tokens says."""
     decoded, _ = reader.decoded(reader.row_of(question.id, question.at)[0])
     return decoded.text if decoded else b""

@@ -12,16 +12,16 @@ import anyio
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import Field
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.live_metrics import length, lines_after, live_stages
 from agentrl.datastore.errors import StoreError
 from agentrl.doctor.curves import ESS, KL
-from agentrl.flows.viewer.pages.run import STOPPED, not_run_again, progress_of
+from agentrl.flows.viewer.pages.run import STOPPED, StageProgress, StoppedRun, not_run_again, progress_of
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.query.tables import Tables, plain
-from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.training import LiveAnswer, Pulse, SickBand, TrainingStage, TrainingStages
+from agentrl.flows.viewer.wire import Answer, AtVersion, Query, RefusedError
 from agentrl.pipelines.diagnose import bands_of
 from agentrl.pipelines.results.learned import rows_of_step
 from agentrl.pipelines.run.runs import Run, all_runs
@@ -29,7 +29,6 @@ from agentrl.schemas.manifest import Manifest
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import ArtifactQuery, LinesQuery, StagesQuery, StepQuery
 
 PULSE_S = 0.5
 """Seconds between two looks at the store."""
@@ -38,6 +37,85 @@ RUNS, RUNS_S = 50, 10.0
 OF_ROWS = ("group_id", "reward", "success", "task_id", "env", "policy_version")
 BOUNDED = ("reference_kl", "behaviour_kl", "sampler_kl", "clip_share", "success", "ess")
 """Metrics that the doctor bounds."""
+
+
+class ArtifactQuery(Query):
+    """``STORE:STAGE/FINGERPRINT`` is of another store that is shown beside this one."""
+
+    artifact: str
+
+
+class StagesQuery(Query):
+    """``beside``: artifacts of the stores beside this one too."""
+
+    beside: bool = False
+
+
+class StepQuery(AtVersion):
+    artifact: str
+    step: int = Field(ge=0, lt=2**31)
+
+
+class LinesQuery(Query):
+    run_id: str
+    stage: str
+    cursor: int = Field(0, ge=0, lt=2**53)
+
+
+class SickBand(Answer):
+    """``metric`` counts as sick ``above`` the bound, or below it; ``counts`` is what is compared with it."""
+
+    metric: str
+    bound: float
+    above: bool
+    counts: str
+
+
+class TrainingStage(Answer):
+    """A training artifact, a stage that trains now, or one that ended without an artifact: then ``ended`` says how, as
+    in ``killed``. ``artifact`` is STAGE/FINGERPRINT, None if there is none; then its metrics come from /api/live/lines.
+    ``series`` are the columns of its metrics, ``bands`` the doctor's bounds on them; without an artifact those that do
+    not depend on its config. ``when`` is ISO 8601."""
+
+    artifact: str | None
+    stage: str
+    uses: str
+    run_id: str
+    when: str
+    steps: int
+    series: list[str]
+    bands: list[SickBand]
+    ended: str | None = None
+
+
+class TrainingStages(Answer):
+    """Newest first, those without an artifact before the others."""
+
+    stages: list[TrainingStage]
+
+
+class Pulse(Answer):
+    """``version`` of the buffer; the state of the newest 50 runs by id, newest first; of those at work, by RUN/STAGE,
+    the status of the stages, how far they are, and the bytes of the live logs. ``stopped`` are those of them that
+    failed or were killed and not run again. A client asks for rows and lines after what it has."""
+
+    version: int | None
+    runs: dict[str, str]
+    stages: dict[str, str]
+    progress: dict[str, StageProgress]
+    live: dict[str, int]
+    stopped: list[StoppedRun]
+
+
+class LiveAnswer(Answer):
+    """Lines after a cursor (bytes), each the JSON of a step's metrics, and the cursor after them. If the log began
+    again, ``restarted`` is true and so do the lines."""
+
+    lines: list[str]
+    cursor: int
+    restarted: bool
+
+
 ALWAYS = [
     SickBand(metric="reference_kl", bound=KL, above=True, counts="its highest value"),
     SickBand(metric="ess", bound=ESS, above=False, counts="the mean of all steps"),
@@ -45,7 +123,7 @@ ALWAYS = [
 """Bounds that depend on no config."""
 
 
-def stages(reader: "StoreReader", question: "StagesQuery") -> TrainingStages:
+def stages(reader: "StoreReader", question: StagesQuery) -> TrainingStages:
     """What trained, and what trains now."""
     catalog, artifacts = reader.catalog, reader.artifacts
     listed = [
@@ -127,14 +205,14 @@ def trained(artifacts: Artifacts, artifact: str) -> Manifest:
     return manifest
 
 
-def metrics(reader: "StoreReader", question: "ArtifactQuery") -> pa.Table:
+def metrics(reader: "StoreReader", question: ArtifactQuery) -> pa.Table:
     """The metrics of a training artifact as it recorded them. Raises RefusedError if it has none."""
     reader, _, artifact = reader.elsewhere(question.artifact)
     with _metrics(reader.artifacts, trained(reader.artifacts, artifact)) as file:
         return file.read()
 
 
-def rows_of(reader: "StoreReader", question: "StepQuery") -> tuple[pa.Table, dict[str, str]]:
+def rows_of(reader: "StoreReader", question: StepQuery) -> tuple[pa.Table, dict[str, str]]:
     """The rows that a step learned from. Raises RefusedError if the step was never taken."""
     artifacts, snapshot = reader.artifacts, reader.tables.at(question.at)
     manifest = trained(artifacts, question.artifact)
@@ -161,7 +239,7 @@ def _version_at(artifacts: Artifacts, manifest: Manifest, step: int) -> int | No
 # now
 
 
-def lines(reader: "StoreReader", question: "LinesQuery") -> LiveAnswer:
+def lines(reader: "StoreReader", question: LinesQuery) -> LiveAnswer:
     """The lines of a live log after a cursor. Raises RefusedError if there is no such log."""
     run_id, stage, cursor = question.run_id, question.stage, question.cursor
     live = lines_after(reader.catalog.storage, run_id, stage, cursor)

@@ -4,35 +4,21 @@ sampled tokens are trained on."""
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from pydantic import Field
 
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.query.artifacts import Artifacts, label, numbers
 from agentrl.flows.viewer.query.tables import Snapshot
-from agentrl.flows.viewer.refused import RefusedError
-from agentrl.flows.viewer.wire.trajectory import (
-    Breach,
-    Component,
-    LearnedBy,
-    LearnedFrom,
-    Made,
-    Maker,
-    Neighbours,
-    RowAnswer,
-    SampledBy,
-    ShownCall,
-    ShownMessage,
-    VersionSpan,
-)
+from agentrl.flows.viewer.wire import Answer, RefusedError, RowQuery
 from agentrl.schemas.manifest import Kind, Manifest
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import MessageQuery, RowQuery
 
 CUT = 20_000
 """Characters of a message's texts, unless the whole message is asked for."""
@@ -45,7 +31,139 @@ TOKENS = ("input_ids", "action_mask", "logprobs", "spans")
 CONTENT = (*SCALARS, "reward_components", "tags", "messages", "message_seconds", "tools", "final_state", *TOKENS)
 
 
-def row(reader: "StoreReader", question: "RowQuery") -> RowAnswer:
+class MessageQuery(RowQuery):
+    number: int
+    start: int = Field(0, ge=0, lt=2**40)
+    most: int | None = Field(None, ge=1)
+
+
+class ShownCall(Answer):
+    """``arguments`` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ShownMessage(Answer):
+    """A message. ``content``, ``reasoning`` and ``arguments`` are cut after 20,000 characters if ``cut`` is true;
+    ``characters`` counts the whole ``content``, and GET /api/rows/{id}/messages/{number}?start=&most= gives the whole
+    message, or these characters of its content, as JSON of this model. ``error``: it is the answer of a tool that
+    failed. ``seconds`` its turn or call took, if that is known. ``token_start`` and ``token_end`` are its span."""
+
+    number: int
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    reasoning: str | None
+    tool_calls: list[ShownCall]
+    tool_call_id: str | None
+    name: str | None
+    reward: float | None
+    token_start: int | None
+    token_end: int | None
+    seconds: float | None
+    error: bool
+    characters: int
+    cut: bool
+
+
+class Component(Answer):
+    name: str
+    value: float
+    weight: float
+
+
+class VersionSpan(Answer):
+    """The weights of ``version`` sampled the action tokens of [start, end)."""
+
+    version: int
+    start: int
+    end: int
+
+
+class Maker(Answer):
+    """The stage run that appended the row. ``uses`` and ``inputs`` (STAGE/FINGERPRINT) are empty if it is gone."""
+
+    pipeline: str | None
+    stage: str
+    fingerprint: str
+    run_id: str
+    uses: str
+    inputs: list[str]
+
+
+class LearnedFrom(Answer):
+    """What a model learned from: STAGE/FINGERPRINT of rows, as /api/rows?among= takes it, or of pairs."""
+
+    artifact: str
+    kind: Literal["rows", "pairs"]
+
+
+class SampledBy(Answer):
+    """What sampled the row. ``stage`` and ``fingerprint`` name the artifact if the policy is one."""
+
+    name: str
+    version: int
+    stage: str | None
+    fingerprint: str | None
+    learned_from: list[LearnedFrom]
+
+
+class LearnedBy(Answer):
+    """A stage that learned from the row, newest first, in which ``steps`` as its metrics number them (optimiser steps,
+    online iterations), and the ``models`` that it made, as rows that they sample name them."""
+
+    stage: str
+    fingerprint: str
+    steps: list[int]
+    models: list[str]
+
+
+class Made(Answer):
+    made_by: Maker
+    policy: SampledBy
+    learned_by: list[LearnedBy]
+
+
+class Breach(Answer):
+    """A token that is trained on and that no policy sampled, and the rule that it breaks."""
+
+    token: int
+    rule: str
+
+
+class Neighbours(Answer):
+    """Rows of the same stage run before and after this one, and all rows of the same task (this one too, at most
+    1,024 of ``all_attempts``), in the order of time."""
+
+    previous: str | None
+    next: str | None
+    attempts: list[str]
+    all_attempts: int
+
+
+class RowAnswer(Answer):
+    """One trajectory. ``row`` holds the scalar columns by name, times as ISO 8601; ``tools`` and ``final_state`` are
+    JSON texts, cut after 200,000 of so many characters. ``proof`` lists at most 1,000 breaches, ``breaches`` counts
+    all."""
+
+    version: int
+    row: dict[str, Any]
+    messages: list[ShownMessage]
+    tools: str
+    tools_characters: int
+    final_state: str
+    final_state_characters: int
+    reward_components: list[Component]
+    tags: list[str]
+    spans: list[VersionSpan]
+    lineage: Made
+    proof: list[Breach]
+    breaches: int
+    neighbours: Neighbours
+
+
+def row(reader: "StoreReader", question: RowQuery) -> RowAnswer:
     table, snapshot = reader.row_of(question.id, question.at)
     scalars = scalars_of(table)
     about = content(table, scalars, reader.artifacts, reader.sampled(table))
@@ -116,7 +234,7 @@ def last_words(messages: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
-def message(reader: "StoreReader", question: "MessageQuery") -> ShownMessage:
+def message(reader: "StoreReader", question: MessageQuery) -> ShownMessage:
     """A message whose content begins at a character and has at most so many. Raises RefusedError if there is none of
     this number."""
     table, _ = reader.row_of(question.id, question.at)

@@ -10,19 +10,51 @@ import numpy as np
 
 from agentrl.flows.viewer.pages.compare import common, newest_attempts
 from agentrl.flows.viewer.query.artifacts import numbers
-from agentrl.flows.viewer.wire.compare import TaskTree, TreeBranch
+from agentrl.flows.viewer.wire import Answer, TaskQuery
 from agentrl.statistics.intervals import wilson
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
-    from agentrl.flows.viewer.wire.queries import TaskQuery
 
 ENDS = 20
 TOKENS = 60
 """How much of a branch's text is shown."""
 
 
-def task_tree(reader: "StoreReader", question: "TaskQuery") -> TaskTree:
+class TreeBranch(Answer):
+    """Tokens that ``rows`` attempts share: [start, end) of each of them, after those of ``parent`` (the position of a
+    branch in the list; None for a root). ``x`` is its column in the drawing and ``y`` its row, from 0, between those of
+    its children. ``success`` is over the ``n`` rows with an outcome, ``reward`` the mean over the ``rewarded``, with
+    its interval (None if a reward is not between 0 and 1). ``text`` begins the branch's text. ``ends`` are the rows
+    that end with it, at most 20."""
+
+    parent: int | None
+    start: int
+    end: int
+    rows: int
+    n: int
+    success: float | None
+    rewarded: int
+    reward: float | None
+    low: float | None
+    high: float | None
+    text: str
+    ends: list[str]
+    x: int
+    y: float
+
+
+class TaskTree(Answer):
+    """The attempts at a task as a tree of shared tokens, parents before children. ``left_out`` attempts have no tokens,
+    or those of another tokenizer than most, or are beyond the newest 1,024."""
+
+    version: int
+    rows: int
+    left_out: int
+    branches: list[TreeBranch]
+
+
+def task_tree(reader: "StoreReader", question: TaskQuery) -> TaskTree:
     """The attempts at a task as a tree. Raises RefusedError if there is none."""
     snapshot = reader.tables.at(question.at)
     names, rows = newest_attempts(snapshot, question.env, question.task_id)

@@ -12,7 +12,7 @@ from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.query import selections
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.query.tables import Snapshot
-from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire import RefusedError
 from agentrl.schemas.manifest import Kind, Manifest
 
 NAMED = 20

@@ -10,7 +10,7 @@ import polars as pl
 
 from agentrl.flows.viewer.query.filters import quoted
 from agentrl.flows.viewer.query.tables import Snapshot, both
-from agentrl.flows.viewer.wire.buffer import Bin, Facet, Facets
+from agentrl.flows.viewer.wire import Answer
 
 FACETS = (
     *("stage", "env", "split", "level", "policy", "policy_version"),
@@ -22,6 +22,34 @@ UNKNOWN = "unknown"
 
 BarOf = tuple[str, float | None, float | None, str]
 """Label, lower and upper bound, and the filter that chooses this bar."""
+
+
+class Bin(Answer):
+    """One bar: ``all`` rows and those ``filtered``. ``low`` <= value < ``high`` for numbers (the last bin includes
+    ``high``); None otherwise. ``where`` is the SQL expression that chooses this bar alone, quoted for the filter."""
+
+    label: str
+    low: float | None
+    high: float | None
+    all: int
+    filtered: int
+    where: str
+
+
+class Facet(Answer):
+    """``more`` counts the values that have no bar of their own (categories beyond the 20 most frequent)."""
+
+    column: str
+    kind: Literal["number", "category", "bool"]
+    bins: list[Bin]
+    more: int
+
+
+class Facets(Answer):
+    version: int
+    total: int
+    filtered: int
+    facets: list[Facet]
 
 
 @dataclass(frozen=True)

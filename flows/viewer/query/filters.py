@@ -16,7 +16,7 @@ from polars.exceptions import PanicException, PolarsError
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read import matches, sql
 from agentrl.datastore.search import words
-from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire import RefusedError
 from agentrl.schemas.hints import nearest
 
 MAX_CHARACTERS = 4000

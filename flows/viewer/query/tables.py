@@ -21,7 +21,7 @@ from agentrl.datastore.read.scalars import SCHEMA
 from agentrl.datastore.search.words import parsed
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.query import filters
-from agentrl.flows.viewer.refused import RefusedError
+from agentrl.flows.viewer.wire import RefusedError
 from agentrl.pipelines.file.problems import did_you_mean
 
 COLUMNS = pl.Schema({name: SCHEMA[name] for name in SCALARS})

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.flows.viewer.wire import RefusedError
 from agentrl.flows.commands._common import FAILED, fail, on_secrets, open_buffer, open_catalog
 from agentrl.flows.options import At, Host, Json, OnSecrets, Port, Replace, Store, command
 from agentrl.flows.terminal import say, say_json
+from agentrl.flows.viewer.wire import RefusedError
 from agentrl.recorder.listening import bound
 
 if TYPE_CHECKING:

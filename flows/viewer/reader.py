@@ -75,7 +75,7 @@ class StoreReader:
     def tokens_of(self, row: pa.Table, version: int) -> tuple[pa.Table, bytes | None]:
         """The tokens of one row with their columns, and their text if their tokenizer is known."""
         text, reason = self.decoded(row)
-        scalars = {name: row[name][0] for name in trajectory.TOKENS}
+        scalars = {name: row[name][0] for name in (*trajectory.TOKENS, "tokenizer")}
         learned = self.artifacts.trained_on(row["trajectory_id"][0].as_py(), numbers(scalars["input_ids"], np.int32))
         matching = next((trained for trained in learned if trained.rows), learned[0] if learned else None)
         table = tokens.token_table(scalars, text, matching, version, reason)

@@ -39,11 +39,6 @@ class Filtered(AtVersion):
     rule: str | None = None
 
 
-class TaskQuery(AtVersion):
-    env: str
-    task_id: str
-
-
 class Refusal(Answer):
     """Any answer with a status of 400 or above. ``next`` is what the reader can do, for instance a command."""
 

@@ -25,8 +25,8 @@ from viewer_store import (
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.flows.viewer.pages.better import newest_two
-from agentrl.flows.viewer.pages.compare import common
+from agentrl.flows.viewer.pages.compare import newest_two
+from agentrl.flows.viewer.pages.task import common
 from agentrl.flows.viewer.query.artifacts import Artifacts
 from agentrl.pipelines.handles import SELECTION_SCHEMA
 from agentrl.pipelines.results.compare import _measured
@@ -147,26 +147,6 @@ def test_a_task_that_nobody_scored_has_no_interval(tmp_path: Path) -> None:
     TrajectoryBuffer(tmp_path).append(rows, stage="grpo", fingerprint=GRPO)
     [strip] = Browser(tmp_path).json("/api/task", env="sums", task_id="t")["strips"]
     assert (strip["n"], strip["success"], strip["low"], strip["high"]) == (0, None, None, None)
-
-
-def test_two_rows_part_at_their_first_token_that_differs(browser: Browser) -> None:
-    a, b = "grpo-aaaaaaaa-000000", "grpo-aaaaaaaa-000001"
-    answer = browser.json("/api/align", a=a, b=b)
-    first = b"What is "
-    assert answer["shared"] == len(first)
-    assert answer["flipped"]
-    assert not answer["same"]
-    itself = browser.json("/api/align", a=a, b=a)
-    assert itself["same"]
-    assert not itself["flipped"]
-    assert browser.json("/api/align", 404, a=a, b="nothing")["field"] == "id"
-
-
-def test_rows_without_tokens_are_not_aligned(browser: Browser) -> None:
-    answer = browser.json("/api/align", a="grpo-aaaaaaaa-000000", b="eval-cccccccc-000000")
-    assert answer["shared"] is None
-    assert "has no tokens" in answer["reason"]
-    assert not answer["same"]
 
 
 @given(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=8))

@@ -34,17 +34,18 @@ def test_each_rule_opens_the_rows_that_it_dropped(seen: Watched) -> None:
 def test_attempts_at_a_task_are_a_tree_with_mean_rewards(seen: Watched, store: str) -> None:
     query = "select task_id from trajectories where stage = 'grpo' order by task_id limit 1"
     task = TrajectoryBuffer(store).sql(query)["task_id"][0]
-    page = seen.open(f"/task?env=lookup&task_id={task}", ".leaf")
+    page = seen.open(f"/task?env=lookup&task_id={task}", ".tree tbody tr")
     branches = seen.ask(f"/api/task/tree?env=lookup&task_id={task}")["branches"]
-    assert page.locator(".leaf").count() == len(branches) > 1
-    assert re.search(r"\(\d.*to.*\), n \d+", page.inner_text(".drawing + .node p"))
-    page.locator(".leaf").nth(1).click()
-    until(page, "location.search.includes('branch=1')")
+    assert page.locator(".tree tbody tr").count() == len(branches) > 1
+    assert re.search(r"\(\d.*to.*\), n \d+", page.inner_text(".tree tbody tr"))
+    steps = page.eval_on_selector_all(".tree td.cut", "cells => cells.map((cell) => parseInt(cell.style.paddingLeft))")
+    deeper = [steps[branch["parent"]] + 12 if branch["parent"] is not None else 0 for branch in branches]
+    assert steps == deeper, "each stands further to the right than the one from which it goes on"
     page.locator("summary", has_text="the attempts as a tree").click()
     until(page, "location.search.includes('tree=closed')")
     page.reload()
     page.wait_for_selector(".strip")
-    assert page.locator(".leaf").count() == 0
+    assert page.locator(".tree").count() == 0
 
 
 def test_two_runs_differ_by_config_metrics_and_rows(seen: Watched) -> None:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.offline import bundle
-from agentrl.flows.viewer.pages import compare, trajectory
+from agentrl.flows.viewer.pages import task, trajectory
 from agentrl.flows.viewer.pages.trajectory import RowAnswer
 from agentrl.flows.viewer.query import facets
 from agentrl.flows.viewer.query.facets import Facet
@@ -244,7 +244,7 @@ def _kind(kind: pl.DataType) -> Literal["text", "number", "bool", "time"]:
 def _tasks(own: Snapshot) -> pa.Table:
     """What the page of each task shows of these rows."""
     pairs = own.columns(["env", "task_id"]).unique(maintain_order=True).rows()
-    answers = [compare.attempts_at(own, env, task_id).model_dump_json() for env, task_id in pairs]
+    answers = [task.attempts_at(own, env, task_id).model_dump_json() for env, task_id in pairs]
     kinds = pa.schema([("env", pa.string()), ("task_id", pa.string()), ("answer", pa.string())])
     return pa.Table.from_arrays([[pair[0] for pair in pairs], [pair[1] for pair in pairs], answers], schema=kinds)
 

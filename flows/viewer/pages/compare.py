@@ -1,21 +1,18 @@
 """Did the policy get better, and on what: evaluations side by side, the attempts at one task, and where two rows
 part."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import polars as pl
 import pyarrow.parquet as pq
 from pydantic import Field
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
-from agentrl.flows.viewer.query.artifacts import label, numbers
-from agentrl.flows.viewer.query.tables import Snapshot
-from agentrl.flows.viewer.wire import Answer, AtVersion, Query, RefusedError, TaskQuery
+from agentrl.flows.viewer.query.artifacts import Artifacts, label
+from agentrl.flows.viewer.wire import Answer, Query, RefusedError
+from agentrl.pipelines.results.gains import predecessors
+from agentrl.schemas.manifest import Manifest
 from agentrl.schemas.trajectory import CONTROL
-from agentrl.statistics.intervals import wilson
 from agentrl.statistics.paired import Difference
 from agentrl.statistics.sharpening import said_p
 
@@ -24,10 +21,12 @@ if TYPE_CHECKING:
 
 EVALUATION = "evaluate.policy"
 CHANGED = 500
-PROMPTS = 5
-ATTEMPTS = 1024
 PROMPT = 300
 """Characters of a prompt in a list."""
+
+
+LOST = 5
+"""Lost tasks that are named beside the sentence that says whether the policy got better."""
 
 
 class ArmsQuery(Query):
@@ -121,61 +120,11 @@ class PairedDifference(Answer):
     lost: list[ChangedTask]
 
 
-class AttemptLine(Answer):
-    trajectory_id: str
-    success: bool | None
-    reward: float | None
-    sample_index: int
-    n_tokens: int
-    n_tool_errors: int
-    termination: str
+class Better(Answer):
+    """The newest policy against the one before it, at temperature 1, with at most 5 of the tasks that it lost; None if
+    there are no two evaluations of the same tasks."""
 
-
-class Strip(Answer):
-    """The attempts of one version of one policy in one stage at one temperature, in the order of time (at most 1,024),
-    with success over the ``n`` that have an outcome, and its Wilson interval; they are None if none has. The segments
-    of an episode are one attempt. ``rows`` counts all attempts."""
-
-    stage: str
-    policy: str
-    policy_version: int
-    temperature: float | None
-    greedy: bool
-    rows: int
-    n: int
-    success: float | None
-    low: float | None
-    high: float | None
-    attempts: list[AttemptLine]
-
-
-class TaskAttempts(Answer):
-    """``rows`` counts all attempts. ``prompts`` are the different ones, of at most 5."""
-
-    version: int
-    env: str
-    task_id: str
-    prompts: list[str]
-    rows: int
-    strips: list[Strip]
-
-
-class TwoRows(AtVersion):
-    a: str
-    b: str
-
-
-class Aligned(Answer):
-    """Where two rows part. ``shared`` counts the tokens that they begin with alike, so it is the first token that
-    differs; None if they cannot be compared, and ``reason`` says why. ``flipped``: one succeeded, the other failed."""
-
-    version: int
-    a: str
-    b: str
-    shared: int | None
-    reason: str
-    same: bool
-    flipped: bool
+    difference: PairedDifference | None
 
 
 def evaluations(reader: "StoreReader", question: Query) -> Evaluations:
@@ -297,98 +246,6 @@ def _arm(arm: Any) -> ComparedArm:
     )
 
 
-# one task
-
-
-ATTEMPT = ("trajectory_id", "success", "reward", "sample_index", "n_tokens", "n_tool_errors", "termination")
-STRIP = ("stage", "policy", "policy_version", "temperature", "greedy")
-TEMPERATURE = pl.col("sampling").str.json_path_match("$.temperature").cast(pl.Float64, strict=False)
-"""The temperature that a row was sampled at; null if the row does not say."""
-
-
-def task(reader: "StoreReader", question: TaskQuery) -> TaskAttempts:
-    return attempts_at(reader.tables.at(question.at), question.env, question.task_id)
-
-
-def attempts_at(snapshot: Snapshot, env: str, task_id: str) -> TaskAttempts:
-    """All attempts at a task, over stages and versions of policies. Raises RefusedError if there is none."""
-    rows = _attempts(snapshot, env, task_id, [*ATTEMPT, *STRIP[:-2], "sampling", "prompt", "created_at"])
-    rows = rows.with_columns(TEMPERATURE.alias("temperature"))
-    rows = rows.with_columns(pl.col("temperature").eq(0.0).fill_null(value=False).alias("greedy"))
-    strips = [_strip(part) for part in rows.partition_by(STRIP, maintain_order=True)]
-    prompts = rows["prompt"].unique(maintain_order=True).head(PROMPTS).str.slice(0, PROMPT).to_list()
-    return TaskAttempts(
-        version=snapshot.version, env=env, task_id=task_id, prompts=prompts, rows=rows.height, strips=strips
-    )
-
-
-def newest_attempts(snapshot: Snapshot, env: str, task_id: str) -> tuple[list[str], int]:
-    """Ids of the newest attempts at a task, in the order of time, and how many attempts there are. Raises RefusedError
-    if there is none."""
-    rows = _attempts(snapshot, env, task_id, ["trajectory_id", "created_at"])
-    return rows["trajectory_id"].tail(ATTEMPTS).to_list(), rows.height
-
-
-def _attempts(snapshot: Snapshot, env: str, task_id: str, columns: Sequence[str]) -> pl.DataFrame:
-    """The first row of each episode: the segments after it have its outcome."""
-    rows = snapshot.columns([*columns, "env", "task_id", "segment"])
-    of_task = (pl.col("task_id") == task_id) & (pl.col("env") == env) & (pl.col("segment") == 0)
-    rows = rows.filter(of_task).sort("created_at", "trajectory_id")
-    if not rows.height:
-        raise RefusedError(f"no row attempts task {task_id[:200]!r} of {env[:200]!r}", field="task_id", status=404)
-    return rows
-
-
-def _strip(rows: pl.DataFrame) -> Strip:
-    scored = rows["success"].drop_nulls()
-    solved, n = int(scored.sum()), len(scored)
-    low, high = wilson(solved, n) if n else (None, None)
-    return Strip(
-        **{name: rows[name][0] for name in STRIP},
-        rows=rows.height,
-        n=n,
-        success=solved / n if n else None,
-        low=low,
-        high=high,
-        attempts=[AttemptLine(**attempt) for attempt in rows.head(ATTEMPTS).select(ATTEMPT).to_dicts()],
-    )
-
-
-# two rows
-
-
-def aligned(reader: "StoreReader", question: TwoRows) -> Aligned:
-    """Where two rows part, by their tokens."""
-    (first_row, snapshot), (other_row, _) = (reader.row_of(name, question.at) for name in (question.a, question.b))
-    rows = (first_row, other_row)
-    tokenizers = [row["tokenizer"][0].as_py() for row in rows]
-    ids = [numbers(row["input_ids"][0], np.int32) for row in rows]
-    outcomes = [row["success"][0].as_py() for row in rows]
-    shared, reason = None, ""
-    if not all(map(len, ids)):
-        reason = "one of them has no tokens, so nobody knows where they part"
-    elif tokenizers[0] != tokenizers[1]:
-        reason = f"tokenizers {tokenizers[0]} and {tokenizers[1]} differ, so their tokens cannot be compared"
-    else:
-        shared = common(*ids)
-    return Aligned(
-        version=snapshot.version,
-        a=question.a,
-        b=question.b,
-        shared=shared,
-        reason=reason,
-        same=shared is not None and all(len(tokens) == shared for tokens in ids),
-        flipped=None not in outcomes and outcomes[0] != outcomes[1],
-    )
-
-
-def common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many values two lists begin with alike."""
-    size = min(len(a), len(b))
-    different = a[:size] != b[:size]
-    return int(different.argmax()) if different.any() else size
-
-
 def sentence(after: str, before: str, contrast: Difference, greedy: bool) -> str:
     """Whether one policy is better than another, by how much and how sure that is."""
     points = f"{_signed(contrast.mean)} points of success {'greedily' if greedy else 'at temperature 1'}"
@@ -403,3 +260,55 @@ def sentence(after: str, before: str, contrast: Difference, greedy: bool) -> str
 
 def _signed(share: float) -> str:
     return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+# the newest policy
+
+
+def better(reader: "StoreReader", question: Query) -> Better:
+    """The newest policy against the one before it."""
+    two = newest_two(reader.catalog, reader.artifacts)
+    try:
+        difference = difference_of(reader, *two, greedy=False) if two else None
+    except RefusedError:  # one was freed meanwhile, or has no attempts at temperature 1
+        difference = None
+    if difference is None:
+        return Better(difference=None)
+    few = {"gained": [], "lost": difference.lost[:LOST]}
+    return Better(difference=difference.model_copy(update=few))
+
+
+def newest_two(catalog: Catalog, artifacts: Artifacts) -> tuple[str, str] | None:
+    """The newest policy of which a predecessor was evaluated on the same tasks: that evaluation, and its own after it.
+    Of several sets of tasks, the one counts on which the control for sharpening of the predecessor was measured. If no
+    policy has a predecessor, the two newest evaluations of different policies on the same tasks; None if there are
+    none."""
+    evaluations = [
+        manifest
+        for manifest in artifacts.all()
+        if manifest.ingredients.uses == EVALUATION and {"results", "trajectories"} <= manifest.outputs.keys()
+    ]
+    oldest_first = list(reversed(evaluations))  # of equal ones the newest counts
+    try:
+        by_training = {evaluation.fingerprint: before for before, evaluation in predecessors(catalog, oldest_first)}
+    except (OSError, StoreError):
+        by_training = {}  # freed since the list was read
+    trained = [evaluation for evaluation in evaluations if evaluation.fingerprint in by_training]
+    of_newest = [evaluation for evaluation in trained if _digests(evaluation, "model") == _digests(trained[0], "model")]
+    for evaluation in sorted(of_newest, key=lambda each: "dev" not in by_training[each.fingerprint].ingredients.inputs):
+        return label(by_training[evaluation.fingerprint]), label(evaluation)
+    for number, evaluation in enumerate(evaluations):
+        before = next((other for other in evaluations[number + 1 :] if _policies_differ(other, evaluation)), None)
+        if before is not None:
+            return label(before), label(evaluation)
+    return None
+
+
+def _digests(evaluation: Manifest, name: str) -> set[str]:
+    return {record.digest for record in evaluation.ingredients.inputs.get(name, [])}
+
+
+def _policies_differ(older: Manifest, newer: Manifest) -> bool:
+    """Whether two evaluations are of other models and of the same tasks."""
+    tasks = _digests(newer, "tasks")
+    return _digests(older, "model") != _digests(newer, "model") and _digests(older, "tasks") == tasks and bool(tasks)

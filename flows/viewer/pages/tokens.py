@@ -55,7 +55,7 @@ def text(reader: "StoreReader", question: RowQuery) -> bytes:
 def token_table(
     row: dict[str, pa.Scalar], decoded: Decoded | None, trained_on: LearnedTokens | None, version: int, reason: str
 ) -> pa.Table:
-    """The answer. ``row`` has the token columns of a trajectory; ``reason`` says why there is no text."""
+    """The answer. ``row`` has tokenizer and token columns of a trajectory; ``reason`` says why there is no text."""
     ids = numbers(row["input_ids"], np.int32)
     count = len(ids)
     columns = [
@@ -70,6 +70,7 @@ def token_table(
     metadata = {
         "text": "no" if decoded is None else "yes",
         "reason": reason,
+        "tokenizer": row["tokenizer"].as_py(),
         "version": str(version),
         "absent": json.dumps(absent),
         "sources": json.dumps(sources),

@@ -189,24 +189,6 @@ async function task(query) {
   throw refused(404, `no row of this file attempts task ${JSON.stringify(query.get("task_id"))}`, "task_id");
 }
 
-/** Where two rows part, by their tokens. @param {URLSearchParams} query */
-async function aligned(query) {
-  const [a, b] = [query.get("a") ?? "", query.get("b") ?? ""];
-  const rows = await Promise.all([row(a), row(b)]);
-  const ids = rows.map((read) => fl.tableFromIPC(read("tokens")).getChild("id")?.toArray() ?? []);
-  const [first, other] = rows.map((read) => /** @type {import("./wire.js").RowAnswer} */ (JSON.parse(read("answer"))));
-  const known = ids.every((list) => list.length) && rows[0]("tokenizer") === rows[1]("tokenizer");
-  let shared = 0;
-  while (known && shared < Math.min(ids[0].length, ids[1].length) && ids[0][shared] === ids[1][shared]) shared++;
-  return json({
-    version: contents.version, a, b,
-    shared: known ? shared : null,
-    reason: known ? "" : "a row has no tokens, or the tokenizers of both differ",
-    same: known && ids.every((list) => list.length === shared),
-    flipped: first.row.success !== null && other.row.success !== null && first.row.success !== other.row.success,
-  });
-}
-
 /** @param {any} body */
 const json = (body) => new Response(JSON.stringify(body), { headers: { "content-type": "application/json" } });
 
@@ -230,7 +212,6 @@ const QUESTIONS = [
   [/^\/api\/tokens\/([^/]+)$/, async (_, id) => new Response((await row(id))("tokens"))],
   [/^\/api\/tokens\/([^/]+)\/text$/, async (_, id) => new Response((await row(id))("text"))],
   [/^\/api\/task$/, task],
-  [/^\/api\/align$/, aligned],
 ];
 
 /** The answer to a question, as the server words it. @param {string} address @returns {Promise<Response>} */

@@ -5,7 +5,7 @@ import { useKeys } from "./keys.js";
 import { address, change, go, route, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
 import { pieces } from "./text.js";
-import { Wide, html, useEffect } from "./ui.js";
+import { Lines, html, useEffect } from "./ui.js";
 
 /** @typedef {import("./wire.js").CallsByTool} Calls */
 
@@ -30,14 +30,12 @@ function Told({ value, at }) {
   if (!rows) return html`<${Empty} says="No row here calls a tool." command="agentrl run quickstart" />`;
   const sum = tools.reduce((total, tool) => total + tool.failed, 0);
   return html`<p role="status">${plural(sum, "call")} failed in ${plural(looked, "row")}${looked < rows ? `, the newest of ${count(rows)} that call tools` : " that call tools"}.${unknown > 0 && html` <span class="soft">${plural(unknown, "more error")} ${unknown === 1 ? "was" : "were"} counted by rows that do not say of which call.</span>`}</p>
-    <${Wide} label="calls by tool"><table class="lines">
-      <thead><tr><th>tool</th><th class="number">calls</th><th class="number">answered</th><th class="number">failed</th><th class="number">of those answered</th><th class="number">rows</th><th class="number">took</th><th class="number">median of a call</th></tr></thead>
-      <tbody>${tools.map((tool) => html`<tr><td class="wraps">${pieces(tool.name || "(no name)")}</td><td class="number">${count(tool.calls)}</td><td class="number">${count(tool.answered)}</td><td class=${`number ${tool.failed ? "bad" : ""}`}>${count(tool.failed)}</td><td class="number">${tool.answered ? percent(tool.failed / tool.answered) : "–"}</td><td class="number">${count(tool.rows)}</td><td class="number">${tool.timed ? seconds(tool.seconds) : "–"}${tool.timed > 0 && tool.timed < tool.answered && html` <span class="soft">of ${plural(tool.timed, "call")}</span>`}</td><td class="number">${seconds(tool.median) || "–"}</td></tr>`)}</tbody>
-    </table><//>
+    <${Lines} label="calls by tool" heads=${["tool", "#calls", "#answered", "#failed", "#of those answered", "#rows", "#took", "#median of a call"]}>
+      ${tools.map((tool) => html`<tr><td class="wraps">${pieces(tool.name || "(no name)")}</td><td class="number">${count(tool.calls)}</td><td class="number">${count(tool.answered)}</td><td class=${`number ${tool.failed ? "bad" : ""}`}>${count(tool.failed)}</td><td class="number">${tool.answered ? percent(tool.failed / tool.answered) : "–"}</td><td class="number">${count(tool.rows)}</td><td class="number">${tool.timed ? seconds(tool.seconds) : "–"}${tool.timed > 0 && tool.timed < tool.answered && html` <span class="soft">of ${plural(tool.timed, "call")}</span>`}</td><td class="number">${seconds(tool.median) || "–"}</td></tr>`)}
+    <//>
     <h2 id="failed">Calls that failed</h2>
     ${failed.length < sum && html`<p class="soft">the newest ${count(failed.length)} of ${count(sum)}</p>`}
-    ${failed.length > 0 && html`<${Wide} label="calls that failed"><table class="lines">
-      <thead><tr><th>row</th><th>tool</th><th>answered</th><th>called with</th></tr></thead>
-      <tbody>${failed.map((call) => html`<tr><td><a href=${rowAddress(call.trajectory_id, { at, m: call.message })}>${pieces(call.trajectory_id)}, message ${call.message + 1}</a></td><td>${pieces(call.tool)}</td><td class="bad cut" title=${call.answer}>${pieces(call.answer)}</td><td class="mono cut" title=${call.arguments}>${pieces(call.arguments)}</td></tr>`)}</tbody>
-    </table><//>`}`;
+    ${failed.length > 0 && html`<${Lines} label="calls that failed" heads=${["row", "tool", "answered", "called with"]}>
+      ${failed.map((call) => html`<tr><td><a href=${rowAddress(call.trajectory_id, { at, m: call.message })}>${pieces(call.trajectory_id)}, message ${call.message + 1}</a></td><td>${pieces(call.tool)}</td><td class="bad cut" title=${call.answer}>${pieces(call.answer)}</td><td class="mono cut" title=${call.arguments}>${pieces(call.arguments)}</td></tr>`)}
+    <//>`}`;
 }

@@ -5,7 +5,7 @@ import { useKeys } from "./keys.js";
 import { address, change, go, route, version } from "./location.js";
 import { Empty, instead } from "./problem.js";
 import { pieces } from "./text.js";
-import { Wide, html, useEffect } from "./ui.js";
+import { Lines, html, useEffect } from "./ui.js";
 
 /** @typedef {import("./wire.js").Funnel} Funnel */
 /** @typedef {import("./wire.js").FunnelLevel} Level */
@@ -49,17 +49,16 @@ function One({ funnel, at, chosen }) {
   return html`<section aria-label=${artifact}>
     <h2>${artifact} <span class="soft">${funnel.uses}, ${time(funnel.when)}, ${plural(first, "row")} → <a href=${address("/buffer", { among: artifact, at })}>${plural(last, "row")}</a></span></h2>
     ${!recorded && html`<p class="soft">It did not record which rows it dropped. To have them, run the stage again: <code>${`agentrl run PIPELINE --force --only ${funnel.stage}`}</code></p>`}
-    ${levels.length === 0 ? html`<p class="soft">It dropped no row.</p>` : html`<${Wide} label=${`funnel of ${artifact}`}><table class="lines funnel">
-      <thead><tr><th>rule</th><th class="scale">of all rows</th><th class="number">before</th><th class="number">dropped</th><th class="number">after</th><th class="number">dropped that had succeeded</th><th class="number">95 % interval</th></tr></thead>
-      <tbody>${levels.map((level) => html`<tr class=${chosen === level.rule ? "chosen" : ""}>
+    ${levels.length === 0 ? html`<p class="soft">It dropped no row.</p>` : html`<${Lines} kind="funnel" label=${`funnel of ${artifact}`} heads=${["rule", "of all rows", "#before", "#dropped", "#after", "#dropped that had succeeded", "#95 % interval"]}>
+      ${levels.map((level) => html`<tr class=${chosen === level.rule ? "chosen" : ""}>
         <td class="wraps">${canOpen(funnel, level) ? html`<a href=${dropped(funnel, level, at)}>${pieces(level.rule)}</a>` : pieces(level.rule)}
           ${level.worry && html`<p class="bad">⚠ what it dropped had succeeded more often than what it kept</p>`}</td>
         <td class="scale"><${Bar} level=${level} whole=${first} /></td>
         <td class="number">${count(level.before)}</td><td class="number">${count(level.before - level.after)}</td><td class="number">${count(level.after)}</td>
         <td class="number">${level.n ? `${count(level.successes)} of ${count(level.n)}, ${percent(level.successes / level.n)}` : "–"}</td>
         <td class="number">${level.low === null || level.high === null ? "–" : `${percent(level.low)} to ${percent(level.high)}`}</td>
-      </tr>`)}</tbody>
-    </table><//>`}
+      </tr>`)}
+    <//>`}
   </section>`;
 }
 

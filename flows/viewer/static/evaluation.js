@@ -5,7 +5,7 @@ import { chance, count, decimal, decoding, percent, plural, time } from "./forma
 import { address, change, route } from "./location.js";
 import { Empty, Problem, instead } from "./problem.js";
 import { pieces } from "./text.js";
-import { Wide, html } from "./ui.js";
+import { Lines, html } from "./ui.js";
 
 /** @typedef {import("./wire.js").EvaluatedPolicy} Evaluated */
 /** @typedef {import("./wire.js").PairedDifference} Difference */
@@ -40,9 +40,7 @@ function Results({ all, than, arm }) {
   const levels = [...new Set(all.flatMap((evaluation) => evaluation.results.filter((result) => result.level >= 0 && result.env).map((result) => `${result.env} ${result.level}`)))].sort();
   const choose = (/** @type {string} */ name, /** @type {string} */ artifact, /** @type {string | undefined} */ chosen) =>
     html`<input type="radio" name=${name} aria-label=${`${NAMES[name]}: ${artifact}`} checked=${chosen === artifact} onChange=${() => change({ than, arm, [name]: artifact })} />`;
-  return html`<${Wide} label="results by level"><table class="lines">
-    <thead><tr><th>this one</th><th>compared with</th><th>policy</th><th>evaluation</th><th>split</th><th>sampling</th><th>made (UTC)</th><th class="number">all levels</th><th class="number">n</th>${levels.map((level) => html`<th class="number">${level}</th>`)}</tr></thead>
-    <tbody>
+  return html`<${Lines} label="results by level" heads=${["this one", "compared with", "policy", "evaluation", "split", "sampling", "made (UTC)", "#all levels", "#n", ...levels.map((level) => `#${level}`)]}>
       ${all.flatMap((evaluation) => ["sampled", "greedy", "control"].flatMap((kind) => {
         const results = evaluation.results.filter((result) => kind === (result.control !== null ? "control" : result.greedy ? "greedy" : "sampled"));
         const whole = results.find((result) => result.level < 0 && !result.env) ?? results[0];
@@ -57,8 +55,7 @@ function Results({ all, than, arm }) {
           })}
         </tr>`];
       }))}
-    </tbody>
-  </table><//>`;
+    <//>`;
 }
 
 /** What the two choices are called. @type {Record<string, string>} */
@@ -85,8 +82,8 @@ function Compared({ difference }) {
 
 /** @param {{label: string, tasks: Difference["gained"], total: number}} props */
 function Tasks({ label, tasks, total }) {
-  return total > 0 && html`<${Wide} label=${label}><table class="lines"><thead><tr><th>task</th><th>prompt</th><th class="number">before</th><th class="number">after</th></tr></thead><tbody>
+  return total > 0 && html`<${Lines} label=${label} heads=${["task", "prompt", "#before", "#after"]}>
     ${tasks.map((task) => html`<tr><td><a href=${address("/task", { env: task.env, task_id: task.task_id })}>${pieces(task.task_id)}</a></td><td class="wraps">${pieces(task.prompt)}</td><td class="number">${decimal(task.before, 2)}</td><td class="number">${decimal(task.after, 2)}</td></tr>`)}
-  </tbody></table><//>
+  <//>
   ${total > tasks.length && html`<p class="soft">and ${count(total - tasks.length)} more</p>`}`;
 }

@@ -4,7 +4,7 @@ import { count } from "./format.js";
 import { address } from "./location.js";
 import { instead } from "./problem.js";
 import { pieces } from "./text.js";
-import { Wide, html, useState } from "./ui.js";
+import { Lines, html, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").SeenBy} SeenBy */
 
@@ -32,13 +32,12 @@ function Seen({ id, at }) {
   const { value, problem } = useAnswer((stop) => /** @type {Promise<import("./wire.js").Fate>} */ (json(`/api/rows/${encodeURIComponent(id)}/fate`, { at }, stop)), [id, at]);
   if (problem || !value) return instead(problem, "looking through the stages");
   if (!value.seen.length) return html`<p class="soft">No artifact that is still there saw this row.</p>`;
-  return html`<${Wide} label="what became of this row"><table class="lines">
-      <thead><tr><th>stage</th><th>uses</th><th>what it did</th><th>why, and where</th></tr></thead>
-      <tbody>${value.seen.map((event) => html`<tr>
+  return html`<${Lines} label="what became of this row" heads=${["stage", "uses", "what it did", "why, and where"]}>
+      ${value.seen.map((event) => html`<tr>
         <td><a href=${`/run/${encodeURIComponent(event.run_id)}`}>${pieces(event.artifact)}</a></td><td>${pieces(event.uses)}</td>
         <td class=${MARKS[event.what].tone}>${MARKS[event.what].mark} ${event.what}</td><td><${Where} event=${event} at=${at} /></td>
-      </tr>`)}</tbody>
-    </table><//>
+      </tr>`)}
+    <//>
     ${value.unread > 0 && html`<p class="soft">${count(value.unread)} older artifacts were not looked through</p>`}`;
 }
 

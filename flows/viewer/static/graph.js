@@ -2,7 +2,7 @@
 import { literal } from "./filter.js";
 import { seconds } from "./format.js";
 import { address } from "./location.js";
-import { Wide, html, useLayoutEffect, useRef, useState } from "./ui.js";
+import { Lines, html, useLayoutEffect, useRef, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").StageBox} StageBox */
 
@@ -101,9 +101,7 @@ function Box({ stage, at, chosen, choose, far }) {
 
 /** The same as a table, with the reasons in full. @param {{stages: StageBox[], chosen: string | undefined, pipeline: string | null}} props */
 export function StageTable({ stages, chosen, pipeline }) {
-  return html`<${Wide} label="stages"><table class="lines">
-    <thead><tr><th>stage</th><th>uses</th><th>status</th><th class="number">took</th><th>reads</th><th>why</th><th>rows</th></tr></thead>
-    <tbody>
+  return html`<${Lines} label="stages" heads=${["stage", "uses", "status", "#took", "reads", "why", "rows"]}>
       ${stages.map(
         (stage) => html`<tr class=${chosen === stage.id ? "chosen" : ""}>
           <td>${stage.stage}</td>
@@ -115,8 +113,7 @@ export function StageTable({ stages, chosen, pipeline }) {
           <td><a href=${address("/buffer", { filter: rowsOf(stage, pipeline) })} aria-label=${`rows of ${stage.stage}`}>rows</a></td>
         </tr>`,
       )}
-    </tbody>
-  </table><//>`;
+    <//>`;
 }
 
 /** @param {StageBox} stage @param {string | null} pipeline */

@@ -1,5 +1,5 @@
 // What people say of rows: one row after another, by keys. Each label is on the disk when the page says so.
-import { About } from "./annotations.js";
+import { Said } from "./annotations.js";
 import { json, useAnswer } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { decimal, plural } from "./format.js";
@@ -129,7 +129,7 @@ function Labelling({ queue, name, author, at, allowed, again }) {
     ${problem && html`<${Problem} problem=${problem} />`}
     <${Words} key=${`comment ${id} ${about}`} id="comment" label="comment" disabled=${!allowed} send=${(/** @type {string} */ comment) => tell({ name: "comment", comment }, "comment")} />
     <${Words} key=${`correction ${id} ${about}`} id="correction" label="corrected answer" disabled=${!allowed} send=${(/** @type {string} */ correction) => tell({ name: "correction", correction }, "correction")} />
-    <${Said} annotations=${given.value?.annotations ?? []} id=${id} at=${at} messages=${messages ?? []} />
+    ${given.value?.annotations.length ? html`<details><summary>${plural(given.value.annotations.length, "annotation")} of this row</summary><${Said} counting=${given.value.annotations} id=${id} at=${at} messages=${messages ?? []} /></details>` : html`<p class="soft">Nothing was said of this row yet.</p>`}
     ${row.problem && html`<${Problem} problem=${row.problem} />`}
     ${messages && html`<div onMouseUp=${chosen.take}><${Conversation} key=${id} id=${id} at=${at} messages=${messages} spans=${chosen.spans} painter=${chosen.painter} current=${turn < 0 ? -1 : turns[turn]} /></div>`}`;
 }
@@ -155,14 +155,4 @@ function Words({ id, label, disabled, send }) {
     <textarea id=${id} rows="2" value=${text} disabled=${disabled} onInput=${(/** @type {Event} */ event) => setText(/** @type {HTMLTextAreaElement} */ (event.target).value)} onKeyDown=${typed}></textarea>
     <button disabled=${disabled || !text.trim()}>save the ${label}</button> <span class="soft">Ctrl+Enter</span>
   </form>`;
-}
-
-/** What was said of the row. @param {{annotations: Given[], id: string, at: string | undefined, messages: Row["messages"]}} props */
-function Said({ annotations, id, at, messages }) {
-  if (!annotations.length) return html`<p class="soft">Nothing was said of this row yet.</p>`;
-  return html`<details><summary>${plural(annotations.length, "annotation")} of this row</summary>
-    <table class="lines"><thead><tr><th>of</th><th>label</th><th>says</th><th>author</th></tr></thead><tbody>
-      ${annotations.map((each) => html`<tr><td><${About} given=${each} id=${id} at=${at} messages=${messages} /></td><td>${pieces(each.name)}</td>
-        <td>${pieces([each.value, each.comment, each.correction].filter(Boolean).join(" · "))}</td><td>${pieces(each.author)}${each.author_kind === "judge" ? ", a judge" : ""}</td></tr>`)}
-    </tbody></table></details>`;
 }

@@ -10,7 +10,7 @@ import { address, change, go, route, version } from "./location.js";
 import { Empty, OfStore, Problem, instead } from "./problem.js";
 import { STOPPED, farNow } from "./progress.js";
 import { pieces } from "./text.js";
-import { Wide, html, useEffect, useState } from "./ui.js";
+import { Lines, html, useEffect, useState } from "./ui.js";
 import { WhatIf, useWhatIf } from "./whatif.js";
 
 /** @typedef {import("./wire.js").Overview} Answer */
@@ -85,9 +85,7 @@ function Better({ value, problem, changes }) {
   const newest = value.evaluations.filter(({ stage }, i, all) => all.findIndex((other) => other.stage === stage) === i).slice(0, POLICIES);
   if (!newest.length) return html`<${Empty} says="No policy was evaluated yet." command="agentrl run quickstart" />`;
   const results = newest.flatMap(({ policy, stage, split, results }) => results.filter(({ level, env }) => level < 0 && !env).map((result) => ({ ...result, policy, stage, split })));
-  return html`<${Newest} changes=${changes} /><${Wide} label="success of policies"><table class="lines better">
-    <thead><tr><th>policy</th><th>stage</th><th>split</th><th>sampling</th><th class="number">success</th><th class="number">95 % interval</th><th class="number">n</th><th class="scale"><span>0</span><span>0.5</span><span>1</span></th></tr></thead>
-    <tbody>
+  return html`<${Newest} changes=${changes} /><${Lines} kind="better" label="success of policies" heads=${["policy", "stage", "split", "sampling", "#success", "#95 % interval", "#n", html`<span class="ends"><span>0</span><span>0.5</span><span>1</span></span>`]}>
       ${results.map(
         (result) => html`<tr>
           <td>${result.policy}</td>
@@ -100,8 +98,7 @@ function Better({ value, problem, changes }) {
           <td class="scale"><${Interval} ...${result} /></td>
         </tr>`,
       )}
-    </tbody>
-  </table><//>
+    <//>
   <p class="soft">● sampled at temperature 1, ○ greedy, ◆ at the temperature that did best on dev tasks: the control for sharpening, which training has to beat; the line is Wilson's 95 % interval</p>`;
 }
 
@@ -119,9 +116,7 @@ function Interval({ success, low, high, greedy, control }) {
 
 /** @param {{runs: Answer["runs"]}} props */
 function Runs({ runs }) {
-  return html`<${Wide} label="table of runs"><table class="lines">
-    <thead><tr><th>run</th><th>pipeline</th><th>started (UTC)</th><th class="number">took</th><th>state</th><th>stopped at</th></tr></thead>
-    <tbody>
+  return html`<${Lines} label="table of runs" heads=${["run", "pipeline", "started (UTC)", "#took", "state", "stopped at"]}>
       ${runs.map((run) => {
         const stopped = STOPPED.includes(run.state);
         return html`<tr>
@@ -134,6 +129,5 @@ function Runs({ runs }) {
           </tr>
           ${stopped && run.go_on && html`<tr><td colspan="6"><details><summary>how to go on with ${run.run_id}${run.log_tail && `, and the last lines of the log of ${run.failed_stage}`}</summary><p><${OfStore} command=${run.go_on} /></p>${run.log_tail && html`<pre>${pieces(run.log_tail)}</pre>`}</details></td></tr>`}`;
       })}
-    </tbody>
-  </table><//>`;
+    <//>`;
 }

@@ -7,7 +7,7 @@ import { Preference, usePreference } from "./preference.js";
 import { Empty, instead } from "./problem.js";
 import { pieces, visible } from "./text.js";
 import { fetchSequence } from "./tokens.js";
-import { Wide, html } from "./ui.js";
+import { Lines, html } from "./ui.js";
 import { Versus } from "./versus.js";
 
 /** @typedef {import("./wire.js").PairSide} PairSide */
@@ -28,9 +28,9 @@ function All({ artifact, offset }) {
     <p><select aria-label="artifact" onChange=${(/** @type {Event} */ event) => change({ artifact: /** @type {HTMLSelectElement} */ (event.target).value, offset: null })}>
       ${value.artifacts.map((name) => html`<option value=${name} selected=${name === value.artifact}>${name}</option>`)}
     </select> <span class="soft">${plural(value.total, "pair")}</span></p>
-    <${Wide} label="pairs"><table class="lines"><thead><tr><th>pair</th><th>task</th><th>kind</th><th class="number">shared tokens</th><th class="number">chosen</th><th class="number">rejected</th></tr></thead><tbody>
+    <${Lines} label="pairs" heads=${["pair", "task", "kind", "#shared tokens", "#chosen", "#rejected"]}>
       ${value.pairs.map((pair) => html`<tr><td><a href=${address("/pair", { artifact: value.artifact, pair_id: pair.pair_id })}>${visible(pair.pair_id)}</a></td><td>${pieces(pair.task_id)}</td><td>${pair.kind}</td><td class="number">${count(pair.shared_prefix)}</td><td class="number">${decimal(pair.chosen_reward)}</td><td class="number">${decimal(pair.rejected_reward)}</td></tr>`)}
-    </tbody></table><//>
+    <//>
     <p>${offset > 0 && html`<button onClick=${() => change({ offset: Math.max(0, offset - PAGE) || null })}>before</button>`} ${offset + PAGE < value.total && html`<button onClick=${() => change({ offset: offset + PAGE })}>next</button>`}</p>`;
 }
 

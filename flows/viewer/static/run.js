@@ -9,7 +9,7 @@ import { address, version } from "./location.js";
 import { instead } from "./problem.js";
 import { STOPPED, Stopped, far, farNow } from "./progress.js";
 import { pieces } from "./text.js";
-import { Wide, html, useEffect, useState } from "./ui.js";
+import { Lines, html, useEffect, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").RunAnswer} Run */
 /** @typedef {import("./wire.js").RunStage} Stage */
@@ -41,10 +41,9 @@ export function RunPage({ id }) {
     ${stopped.map((stage) => html`<${Stopped} key=${stage.stage} stage=${stage} run=${value} />`)}
     ${lost.value && html`<p class="soft" role="status">the server does not answer; it is asked again each second …</p>`}
     <section aria-labelledby="stages"><h2 id="stages">Stages</h2>
-    <${Wide} label="stages of the run"><table class="lines">
-      <thead><tr><th>stage</th><th>uses</th><th>status</th><th class="number">took</th><th>why, or how far</th></tr></thead>
-      <tbody>${value.stages.map((stage) => html`<${Line} key=${stage.stage} run=${value.run_id} stage=${stage} over=${!running} />`)}</tbody>
-    </table><//></section>`;
+    <${Lines} label="stages of the run" heads=${["stage", "uses", "status", "#took", "why, or how far"]}>
+      ${value.stages.map((stage) => html`<${Line} key=${stage.stage} run=${value.run_id} stage=${stage} over=${!running} />`)}
+    <//></section>`;
 }
 
 /** @param {{run: string, stage: Stage, over: boolean}} props `over`: the run goes no further */

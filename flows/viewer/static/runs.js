@@ -6,7 +6,7 @@ import { useKeys } from "./keys.js";
 import { address, change, route, version } from "./location.js";
 import { Empty, instead } from "./problem.js";
 import { pieces } from "./text.js";
-import { Wide, html, useEffect } from "./ui.js";
+import { Lines, html, useEffect } from "./ui.js";
 
 /** @typedef {import("./wire.js").RunsCompared} Compared */
 /** @typedef {import("./wire.js").RunSide} Side */
@@ -28,10 +28,9 @@ export function RunsPage() {
   if (problem || !value) return instead(problem, "reading the runs", "Two runs");
   if (!value.b) return html`<h1>Two runs</h1><${Empty} says="No pipeline ran in this store yet." command="agentrl run quickstart" />`;
   return html`<h1>Two runs</h1>
-    <${Wide} label="the two runs"><table class="lines">
-      <thead><tr><td></td><th>run</th><th>pipeline</th><th>started (UTC)</th><th class="number">took</th><th>state</th><th>command</th></tr></thead>
-      <tbody><${Run} name="a" side=${value.a} runs=${value.runs} /><${Run} name="b" side=${value.b} runs=${value.runs} /></tbody>
-    </table><//>
+    <${Lines} label="the two runs" heads=${["", "run", "pipeline", "started (UTC)", "#took", "state", "command"]}>
+      <${Run} name="a" side=${value.a} runs=${value.runs} /><${Run} name="b" side=${value.b} runs=${value.runs} />
+    <//>
     ${value.a ? html`<${Differences} value=${value} at=${at} />` : html`<${Empty} says="There is no earlier run of this pipeline to compare with. Choose one, or run it with another setting." command=${`agentrl run ${value.b.pipeline} --set STAGE.KEY=VALUE`} />`}`;
 }
 
@@ -90,11 +89,11 @@ function Rows({ changed, at }) {
   const of = (/** @type {number} */ solved, /** @type {number} */ n) => (n ? `${count(solved)} of ${count(n)}` : "–");
   return html`<h3>Rows of ${changed.output}: a has ${part(changed.a_artifact, changed.a)}, b ${part(changed.b_artifact, changed.b)}${changed.shared ? `, ${count(changed.shared)} of them the same` : ""}</h3>
     <p class="soft">${plural(changed.tasks, "task")} in both, ${count(changed.only_a)} in a alone, ${count(changed.only_b)} in b alone. ${plural(changed.differing, "task")} of both ${changed.differing === 1 ? "has" : "have"} another share of successes${changed.differing > changed.examples.length ? `; the first ${count(changed.examples.length)}` : ""}.</p>
-    ${changed.examples.length > 0 && html`<${Wide} label="tasks with another outcome"><table class="lines"><thead><tr><th>task</th><th>prompt</th><th class="number">succeeded in a</th><th class="number">succeeded in b</th><th>change</th></tr></thead><tbody>
+    ${changed.examples.length > 0 && html`<${Lines} label="tasks with another outcome" heads=${["task", "prompt", "#succeeded in a", "#succeeded in b", "change"]}>
       ${changed.examples.map((example) => {
         const better = example.b_solved * example.a_n > example.a_solved * example.b_n;
         return html`<tr><td><a href=${address("/task", { env: example.env, task_id: example.task_id, at })}>${pieces(example.task_id)}</a></td><td class="wraps">${pieces(example.prompt)}</td>
           <td class="number">${of(example.a_solved, example.a_n)}</td><td class="number">${of(example.b_solved, example.b_n)}</td><td class=${better ? "good" : "bad"}>${better ? "✓ gained" : "✗ lost"}</td></tr>`;
       })}
-    </tbody></table><//>`}`;
+    <//>`}`;
 }

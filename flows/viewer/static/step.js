@@ -6,7 +6,7 @@ import { count, decimal, plural } from "./format.js";
 import { address, rowAddress, version } from "./location.js";
 import { OfStore, instead } from "./problem.js";
 import { pieces } from "./text.js";
-import { Wide, html, useEffect, useState } from "./ui.js";
+import { Lines, html, useEffect, useState } from "./ui.js";
 
 /**
  * @typedef {{
@@ -67,10 +67,9 @@ function Learned({ artifact, step, at }) {
   const ids = rows.map((row) => row.trajectory_id);
   return html`<p>${plural(rows.length, "row")} in ${plural(groups.length, "group")}${flat.length ? html`, <span class="bad">✗ ${plural(flat.length, "group")} without a spread of rewards</span>` : ""}${out ? `, ${plural(out, "row")} left out` : ""}.
       ${ids.length <= FILTERED && html` <a href=${address("/buffer", { filter: oneOf(ids), at })}>the rows in the buffer</a>`}</p>
-    <${Wide} label="groups of the step"><table class="lines">
-      <thead><tr><th>group</th><th>task</th><th class="number">rows</th><th class="number">solved</th><th class="number">rewards</th><th class="number">spread</th><th class="number">advantages</th><th class="number">versions behind</th></tr></thead>
-      <tbody>${groups.slice(0, GROUPS).map((group) => html`<${GroupLines} key=${group.name} group=${group} at=${at} open=${groups.length === 1} />`)}</tbody>
-    </table><//>
+    <${Lines} label="groups of the step" heads=${["group", "task", "#rows", "#solved", "#rewards", "#spread", "#advantages", "#versions behind"]}>
+      ${groups.slice(0, GROUPS).map((group) => html`<${GroupLines} key=${group.name} group=${group} at=${at} open=${groups.length === 1} />`)}
+    <//>
     ${groups.length > GROUPS && html`<p class="soft">and ${count(groups.length - GROUPS)} more groups</p>`}`;
 }
 

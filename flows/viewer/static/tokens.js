@@ -46,6 +46,7 @@ export class Tokens {
     this.text = text;
     this.known = meta.get("text") === "yes";
     this.reason = meta.get("reason") ?? "";
+    this.tokenizer = meta.get("tokenizer") ?? "";
     /** @type {Record<string, string>} */
     this.absent = JSON.parse(meta.get("absent") ?? "{}");
     /** @type {Record<string, string>} */

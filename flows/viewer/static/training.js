@@ -11,7 +11,7 @@ import { Empty, instead } from "./problem.js";
 import { Stopped, farNow } from "./progress.js";
 import { Step } from "./step.js";
 import { pieces } from "./text.js";
-import { effect, Wide, html, useEffect, useState } from "./ui.js";
+import { effect, Lines, html, useEffect, useState } from "./ui.js";
 
 /** @typedef {import("./wire.js").TrainingStage} Stage */
 
@@ -54,16 +54,15 @@ function move(by) {
 
 /** @param {{stages: Stage[], shown: Stage | undefined}} props */
 function List({ stages, shown }) {
-  return html`<${Wide} label="stages that trained"><table class="lines">
-    <thead><tr><th>stage</th><th>uses</th><th>run</th><th>when (UTC)</th><th class="number">steps</th></tr></thead>
-    <tbody>${stages.map((listed) => html`<tr class=${listed === shown ? "chosen" : ""}>
+  return html`<${Lines} label="stages that trained" heads=${["stage", "uses", "run", "when (UTC)", "#steps"]}>
+      ${stages.map((listed) => html`<tr class=${listed === shown ? "chosen" : ""}>
       <td><a href=${link(listed)} aria-current=${listed === shown ? "true" : undefined}>${pieces(listed.artifact ?? listed.stage)}</a></td>
       <td>${listed.uses && html`${pieces(listed.uses)} `}${listed.artifact ? "" : listed.ended ? html`<span class=${`status ${listed.ended}`}>✗ ${listed.ended}</span>` : html`<span class="status running">◌ trains now</span>`}</td>
       <td><a href=${`/run/${encodeURIComponent(listed.run_id)}`}>${pieces(listed.run_id)}</a></td>
       <td>${time(listed.when)}</td>
       <td class="number">${listed.artifact ? count(listed.steps) : ""}</td>
-    </tr>`)}</tbody>
-  </table><//>`;
+    </tr>`)}
+    <//>`;
 }
 
 /** @param {{stage: Stage}} props */
@@ -125,12 +124,12 @@ function Charts({ stage, curves }) {
 function Numbers({ curves, step, choose }) {
   const [open, setOpen] = useState(false);
   return html`<details class="numbers" onToggle=${(/** @type {Event} */ event) => setOpen(/** @type {HTMLDetailsElement} */ (event.target).open)}>
-    <summary>as a table</summary>${open && html`<${Lines} curves=${curves} step=${step} choose=${choose} />`}
+    <summary>as a table</summary>${open && html`<${Steps} curves=${curves} step=${step} choose=${choose} />`}
   </details>`;
 }
 
 /** @param {{curves: Curves, step: number | null, choose: (step: number) => void}} props */
-function Lines({ curves, step, choose }) {
+function Steps({ curves, step, choose }) {
   curves.changed.value; // live ones grow
   const total = curves.steps.length;
   const [start, setStart] = useState(() => Math.max(0, Math.min(total - LINES, step === null ? total : curves.place(step) - LINES / 2)));
@@ -138,10 +137,10 @@ function Lines({ curves, step, choose }) {
   const rows = curves.steps.slice(first, first + LINES);
   return html`<p>steps ${rows[0] ?? "–"} to ${rows[rows.length - 1] ?? "–"} of ${count(total)}
       <button disabled=${first === 0} onClick=${() => setStart(Math.max(0, first - LINES))}>earlier</button> <button disabled=${first + LINES >= total} onClick=${() => setStart(first + LINES)}>later</button></p>
-    <${Wide} label="metrics by step"><table class="lines">
-    <thead><tr><th>step</th>${[...curves.columns.keys()].map((name) => html`<th class="number">${name}</th>`)}</tr></thead>
-    <tbody>${rows.map((row, i) => html`<tr class=${row === step ? "chosen" : ""}>
+    <${Lines} label="metrics by step" heads=${["step", ...[...curves.columns.keys()].map((name) => `#${name}`)]}>
+      ${rows.map((row, i) => html`<tr class=${row === step ? "chosen" : ""}>
       <td><button class="quiet" aria-pressed=${row === step ? "true" : "false"} onClick=${() => choose(row)}>${row}</button></td>
       ${[...curves.columns.values()].map((values) => html`<td class="number">${number(values[first + i])}</td>`)}
-    </tr>`)}</tbody></table><//>`;
+    </tr>`)}
+    <//>`;
 }

@@ -2,13 +2,16 @@
 
 import html
 import json
+import os
+import subprocess
+import sys
 import weakref
 from dataclasses import dataclass
 from subprocess import Popen
 from typing import Any
 
 from agentrl.flows.terminal import say
-from agentrl.flows.viewer.processes import begun
+from agentrl.schemas.installation import PACKAGE_ROOT
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,15 @@ def _words(options: dict[str, Any]) -> list[str]:
 
 def _started(*arguments: str, environment: dict[str, str] | None = None) -> "tuple[dict[str, Any], Popen[str]]":
     """Begin a command that serves, and return what it says of itself once it does."""
-    process = begun(*arguments, "--json", environment=environment)
+    path = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # of this code
+    process = Popen(
+        [sys.executable, "-m", "agentrl.flows.cli", *arguments, "--json"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(path)},
+    )
     assert process.stdout
     assert process.stderr
     lines = ""

@@ -25,10 +25,8 @@ QUESTIONS = {
     "/api/rows": "pages.rows:rows",
     "/api/answers": "pages.rows:answers",
     "/api/facets": "pages.rows:facets",
-    "/api/search": "pages.rows:search",
     "/api/export": "offline.export:answer",
     "/api/calls": "pages.calls:calls",
-    "/api/rule": "pages.saving:rule",
     "/api/rows/{id:path}/messages/{number:int}": "pages.trajectory:message",  # ids may hold slashes
     "/api/rows/{id:path}/fate": "pages.fate:fate",
     "/api/rows/{id:path}": "pages.trajectory:row",

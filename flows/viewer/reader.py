@@ -15,10 +15,9 @@ from agentrl.datastore.errors import StoreError, UnknownTrajectoryError
 from agentrl.datastore.read.prefixes import sampled
 from agentrl.flows.viewer.pages import tokens, training, trajectory
 from agentrl.flows.viewer.pages.compare import PairedDifference
-from agentrl.flows.viewer.pages.decoding import Decoded, decoded
-from agentrl.flows.viewer.pages.doctor import Doctor
-from agentrl.flows.viewer.pages.graph import Plans
+from agentrl.flows.viewer.pages.tokens import Decoded, decoded
 from agentrl.flows.viewer.pages.training import TrainingStage
+from agentrl.flows.viewer.processes import Commands
 from agentrl.flows.viewer.query import among
 from agentrl.flows.viewer.query.artifacts import Artifacts, numbers
 from agentrl.flows.viewer.query.tables import Recent, Snapshot, Tables, both
@@ -47,10 +46,9 @@ class StoreReader:
         self.compared: Recent[tuple[str, str, bool], PairedDifference] = Recent(16)
         self._rows: Recent[tuple[str, int], pa.Table] = Recent(2)
         self._tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
-        self.plans = Plans(self.catalog, store)
+        self.plans, self.diagnoses = Commands(patience=60.0), Commands(patience=600.0)
         self.trained: Recent[str, TrainingStage] = Recent(256)
         self._pulses = training.Pulses(self.catalog, self.tables)
-        self.doctor = Doctor(self.catalog, store)
 
     def others(self) -> "dict[str, StoreReader]":
         """The other stores that can be read, by their names."""

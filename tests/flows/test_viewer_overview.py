@@ -12,6 +12,7 @@ from viewer_store import GRPO, WARM, Browser, make_store, record_run
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows import cli
+from agentrl.flows.viewer import processes
 from agentrl.flows.viewer.pages import graph, overview
 from agentrl.flows.viewer.pages.compare import sentence
 from agentrl.flows.viewer.pages.overview import WhatIf
@@ -260,15 +261,14 @@ def test_the_plan_of_a_pipeline_that_ran_here(
     assert cli.call(["run", str(file), "--store", project.store]) == 0
     capsys.readouterr()
     run = json.loads(next((Path(project.store) / "runs").glob("*.json")).read_text())
-    plans = graph.Plans(Catalog(project.store), project.store)
-    made = plans.of(run, 60)
+    made = graph.planned(StoreReader(project.store), run, 60)
     assert made is not None
     assert [stage["status"] for stage in made.stages] == ["cached", "cached"]
     text = file.read_text()
     file.write_text(text.replace("n: 2", "n: 3"))
-    plans = graph.Plans(Catalog(project.store), project.store)
-    assert plans.of(run, 0) is None, "nobody waits for a plan"
-    made = plans.of(run, 60)
+    reader = StoreReader(project.store)
+    assert graph.planned(reader, run, 0) is None, "nobody waits for a plan"
+    made = graph.planned(reader, run, 60)
     assert made is not None
     boxes = {box.stage: box for box in graph.boxes(made.stages)}
     assert boxes["a"].status == "run"
@@ -282,21 +282,21 @@ def test_the_plan_of_a_pipeline_that_ran_here(
     wrong = overview.plan(reader, WhatIf(pipeline="toy", set=["b.powr=2"]))
     assert "did you mean" in (wrong.problem or "")
     file.write_text(textwrap.dedent("name: toy\nstages: {a: {uses: nothing}}"))
-    broken = graph.Plans(Catalog(project.store), project.store).of(run, 60)
+    broken = graph.planned(StoreReader(project.store), run, 60)
     assert broken is not None
     assert "there is no stage 'nothing'" in (broken.problem or "")
     assert os.getcwd() == str(project.folder)
 
 
-def test_a_plan_that_failed_is_not_shown_while_it_is_made_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [graph.Drawn(problem="too slow"), graph.Drawn(stages=[{"stage": "a"}])]
-    monkeypatch.setattr(graph, "planned", lambda arguments: answers.pop(0))
-    monkeypatch.setattr(graph, "plan_arguments", lambda run, catalog, store: (["plan"], None))
-    plans = graph.Plans(Catalog(store), str(store))
-    failed = plans.of({}, 5)
-    assert failed is not None
-    assert failed.problem == "too slow"
-    monkeypatch.setattr(graph, "FRESH_S", -1.0)
-    made = plans.of({}, 5)
-    assert made is not None
-    assert made.stages
+def test_an_answer_that_failed_is_not_shown_while_it_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [processes.Told({}, "too slow"), processes.Told({"stages": []})]
+    monkeypatch.setattr(processes, "told_by", lambda arguments, patience: answers.pop(0))
+    commands = processes.Commands(patience=5)
+    assert commands.of(["plan"], 5) == processes.Told({}, "too slow")
+    monkeypatch.setattr(processes, "FRESH_S", -1.0)
+    assert commands.of(["plan"], 5) == processes.Told({"stages": []})
+
+
+def test_a_command_that_takes_too_long_is_given_up() -> None:
+    assert "was given up" in processes.told_by(["--help"], 0.01).problem
+    assert "no such" in processes.told_by(["nothing"], 60).problem.lower()

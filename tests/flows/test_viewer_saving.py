@@ -1,7 +1,8 @@
-"""What the buffer page shows, saved as a selection with a name, and written as a rule of curation."""
+"""What the buffer page shows, saved as a selection with a name."""
 
 import asyncio
-import subprocess
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,11 @@ from viewer_store import Browser, make_store, row
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.curation.curate import curate
-from agentrl.datastore.curation.rules import Rules
 from agentrl.flows.cli import app, call
 from agentrl.flows.viewer.guard import Door
 from agentrl.flows.viewer.pages import saving
+from agentrl.flows.viewer.processes import Told
 from agentrl.flows.viewer.reader import StoreReader
-from agentrl.pipelines.file import yaml_text
 from agentrl.pipelines.results.gc import BY_COMMAND, find_garbage
 from agentrl.pipelines.run.execute import open_output
 from agentrl.schemas.manifest import InputRecord
@@ -43,13 +42,14 @@ def writer(store: Path) -> Browser:
 def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command runs in this process, which has imported everything already, unless the test is a slow one."""
 
-    def command(*arguments: str, patience: float) -> "subprocess.CompletedProcess[str]":
+    def command(arguments: Sequence[str], patience: float) -> Told:
         result = CliRunner().invoke(app, list(arguments))
-        error = "" if result.exit_code == 0 else result.stderr or f"error: {result.exception}"
-        return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, error)
+        if result.exit_code:
+            return Told({}, (result.stderr or str(result.exception)).strip().rpartition("error: ")[2])
+        return Told(json.loads(result.stdout))
 
     if "slow" not in request.keywords:
-        monkeypatch.setattr(saving, "command_of", command)
+        monkeypatch.setattr(saving, "told_by", command)
 
 
 def saved(writer: Browser, status: int = 200, **question: Any) -> Any:
@@ -159,42 +159,6 @@ def test_without_write_nothing_is_saved(store: Path) -> None:
     assert forged.status_code == 403
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "success",
-        "reward >= 0.5 and env = 'sums'",
-        "not success or level in (1, 2)",
-        "prompt like '%🙂%' and prompt <> 'it''s \"so\": {x}'",
-        "prompt not in ('\u2028', '\x7f', 'a\tb', '#', '\\')",
-        "created_at >= '2026-01-01T12:00:05Z'::timestamptz",
-        "level / 2 = 1 or reward % 0.2 < 0.1",
-        "case when success then level else 2 end = 2",
-        "success is null",
-        "true",
-        "starts_with(policy, 'warm') and length(prompt) > 5 -- 3",
-    ],
-)
-def test_a_rule_means_what_its_filter_means(writer: Browser, store: Path, where: str) -> None:
-    """The text is read by what reads pipeline files, and the rule is applied by what applies rules."""
-    if "--" in where:
-        assert "comment" in writer.json("/api/rule", 400, filter=where)["error"]
-        return
-    told = writer.json("/api/rule", filter=where)
-    wanted = pl.DataFrame(writer.arrow("/api/rows", filter=where, limit="1000"))["trajectory_id"]
-    rules = Rules.model_validate({"rules": yaml_text.plain(f"[{told['text']}]")})
-    curated = curate(TrajectoryBuffer(store), rules.rules)
-    assert sorted(curated.ids.to_pylist()) == sorted(wanted)
-    assert told["rows"] == len(wanted)
-
-
-def test_what_no_rule_can_hold_is_refused_by_name(writer: Browser) -> None:
-    for name, value in (("among", "warm/bbbbbbbb"), ("rule", "x")):
-        told = writer.json("/api/rule", 400, filter="success", **{name: value})
-        assert (told["field"], name in told["error"]) == (name, True)
-    assert "no filter" in writer.json("/api/rule", 400)["error"]
-
-
 def test_a_filter_that_a_query_reads_in_another_way_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a later Polars read expressions and queries differently."""
     snapshot = StoreReader(str(store)).tables.at(None)
@@ -206,15 +170,14 @@ def test_a_filter_that_a_query_reads_in_another_way_is_refused(store: Path, monk
 
 @pytest.mark.slow
 def test_a_pipeline_curates_what_a_page_saved(writer: Browser, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Through the real command, in a process of its own; a pipeline names the selection, and a rule that was copied."""
+    """Through the real command, in a process of its own; a pipeline names the selection."""
     told = saved(writer, filter="level > 0")
-    text = writer.json("/api/rule", filter="success and prompt <> 'a: #b'")["text"]
     file = store.parent / "p.yaml"
     file.write_text(
         f"""
 name: p
 stages:
-  curated: {{uses: trajectories.curate, {told["wiring"]}, with: {{rules: [{text}]}}}}
+  curated: {{uses: trajectories.curate, {told["wiring"]}, with: {{rules: [{{rule: filter, where: success}}]}}}}
 """
     )
     assert call(["run", str(file), "--store", str(store)]) == 0, capsys.readouterr().err

@@ -337,26 +337,6 @@ def test_a_store_without_rows_says_what_fills_it(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "looking creates nothing"
 
 
-def test_a_search_without_an_index_says_how_to_make_it(store: Path, browser: Browser) -> None:
-    refused = browser.json("/api/search", 409, q="What is 3")
-    assert refused["next"] == f"agentrl buffer index --store {store}"
-    assert browser.json("/api/search", 400, q="")["field"] == "q"
-    assert browser.json("/api/search", 400, q="x", k=10**6)["field"] == "k"
-    assert not (store / "index").exists()
-
-
-@pytest.mark.slow
-def test_search_uses_the_index_that_is_there(tmp_path: Path) -> None:
-    make_store(tmp_path, rows=4)
-    TrajectoryBuffer(tmp_path).search("warm up", 1)  # which builds it
-    browser = Browser(tmp_path)
-    answer = browser.json("/api/search", q="What is 3 + 1?", k=3)
-    assert len(answer["hits"]) == 3
-    assert (answer["version"], answer["behind"]) == (3, 0)
-    TrajectoryBuffer(tmp_path).append([row(9)], stage="grpo", fingerprint="f" * 32)
-    assert browser.json("/api/search", q="What is 3 + 1?", k=3)["behind"] == 1
-
-
 def test_a_version_whose_files_are_gone_is_said(tmp_path: Path) -> None:
     make_store(tmp_path, rows=4)
     for file in (tmp_path / "trajectories").glob("*.parquet"):

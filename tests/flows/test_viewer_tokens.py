@@ -26,8 +26,7 @@ from viewer_store import (
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.tokenizers import UNKNOWN, TokenBytes, keep
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.flows.viewer.pages.decoding import decoded
-from agentrl.flows.viewer.pages.tokens import TOKEN_SCHEMA
+from agentrl.flows.viewer.pages.tokens import TOKEN_SCHEMA, decoded
 from agentrl.schemas.manifest import Kind
 from agentrl.schemas.training import TRAINING_SCHEMA
 

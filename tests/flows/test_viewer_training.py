@@ -4,9 +4,9 @@ import asyncio
 import json
 import math
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -17,8 +17,8 @@ from viewer_store import GRPO, Browser, make_store, publish, record_run, row, tr
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.live_metrics import LiveLog
 from agentrl.datastore.buffer import TrajectoryBuffer
+from agentrl.flows.viewer import processes
 from agentrl.flows.viewer.pages import training
-from agentrl.flows.viewer.pages.doctor import Diagnosis, Doctor, diagnosed
 from agentrl.flows.viewer.reader import StoreReader
 from agentrl.pipelines.run.runs import this_process
 from agentrl.schemas.manifest import Kind
@@ -202,7 +202,7 @@ def test_a_run_is_told_stage_by_stage(tmp_path: Path) -> None:
     assert browser.json("/api/run", 404, run="none")["field"] == "run"
 
 
-def test_findings_lead_to_their_artifact() -> None:
+def test_findings_lead_to_their_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = {
         "name": "n",
         "evidence": "e",
@@ -212,45 +212,28 @@ def test_findings_lead_to_their_artifact() -> None:
         "tokens": [3],
         "step": None,
     }
-    printed = json.dumps({"stages": {"grpo": [finding], "gone": [finding]}})
-    done: Any = SimpleNamespace(stdout=printed, stderr="", returncode=1)
-    findings = diagnosed("r", done, {"grpo": "grpo/aaaaaaaa"}).findings
-    assert [(item.artifact, item.rows, item.tokens) for item in findings] == [
-        ("grpo/aaaaaaaa", ["a"], [3]),
-        (None, ["a"], [3]),
-    ]
-
-
-def test_a_heartbeat_does_not_call_the_doctor_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run: dict[str, Any] = {"run_id": "r", "heartbeat_at": "1", "stages": {"sft": {"status": "running"}}}
-    looked: list[str] = []
-
-    def look(self: Doctor, key: tuple[str, str]) -> None:
-        looked.append(key[1])
-        self._known[key] = Diagnosis(run_id=key[0], working=False, problem=None, stages=[], findings=[])
-        self._at_work.discard(key)
-
-    monkeypatch.setattr("agentrl.flows.viewer.pages.doctor.find_run", lambda catalog, name: run)
-    monkeypatch.setattr(Doctor, "_look", look)
-    doctor = Doctor(Catalog(tmp_path), str(tmp_path))
-    for beat in range(3):
-        run["heartbeat_at"] = str(beat)
-        while doctor.of("r").working:
+    make_store(tmp_path, rows=20)
+    record_run(tmp_path)
+    browser = Browser(tmp_path)
+    told = processes.Told({"stages": {"grpo": [finding], "gone": [finding]}})
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(processes, "told_by", lambda arguments, patience: asked.append(arguments) or told)
+    for _ in range(2):
+        while (diagnosis := browser.json("/api/doctor", run="last"))["working"]:
             time.sleep(0.01)
-    assert len(looked) == 1
-    run["stages"]["sft"]["status"] = "ran"
-    while doctor.of("r").working:
-        time.sleep(0.01)
-    assert len(looked) == 2
+    assert len(asked) == 1, "the doctor looks again only if a stage began or ended"
+    artifacts = [(item["artifact"], item["rows"], item["tokens"]) for item in diagnosis["findings"]]
+    assert artifacts[0][0] is not None
+    assert artifacts[0][0].startswith("grpo/")
+    assert artifacts[1] == (None, ["a"], [3])
 
 
 @pytest.mark.slow
 def test_the_doctor_looks_at_a_run(tmp_path: Path) -> None:
     make_store(tmp_path, rows=20)
     record_run(tmp_path)
-    doctor = Doctor(Catalog(tmp_path), str(tmp_path))
-    assert doctor.of("last").working
-    while (run := doctor.of("last")).working:
-        asyncio.run(asyncio.sleep(0.2))
-    assert run.problem is None
-    assert run.run_id == "20260101-120000-abcd"
+    browser = Browser(tmp_path)
+    while (diagnosis := browser.json("/api/doctor", run="last"))["working"]:
+        time.sleep(0.2)
+    assert diagnosis["problem"] is None
+    assert diagnosis["run_id"] == "20260101-120000-abcd"

@@ -150,18 +150,6 @@ def test_a_table_holds_only_what_is_in_view_and_sorts(seen: Watched) -> None:
     page.wait_for_selector(f"#row-{count - 1} a")
 
 
-def test_a_search_ranks_rows(seen: Watched) -> None:
-    page = seen.open("/buffer", ".grid a")
-    page.fill("#search", "pet of the boss")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("[role=columnheader]:has-text('score')")
-    assert "q=pet" in page.url
-    assert page.locator(".grid [role=row]").count() > 5
-    until(page, "/the [0-9]+ rows whose prompts are nearest/.test(document.querySelector('.counts').textContent)")
-    page.fill("#filter", "stage = 'grpo'")
-    until(page, "document.querySelector('.counts').textContent.includes('that do not fit')")
-
-
 def test_keys_of_the_trajectory(seen: Watched) -> None:
     page = seen.open("/buffer?filter=stage = 'grpo' and n_steps > 1&sort=trajectory_id&desc=false", ".grid a")
     page.keyboard.press("Enter")

@@ -59,9 +59,6 @@ def test_rows_are_saved_shown_and_used_by_a_pipeline(browser: Any, own_store: st
             page.get_by_role("button", name="copy for a pipeline").click()
             until(page, "document.querySelector('.said').textContent.includes('copied')")
             edge = page.evaluate("navigator.clipboard.readText()")
-            page.get_by_role("button", name="copy as a curation rule").click()
-            until(page, "document.querySelector('.said').textContent.includes('rule for')")
-            rule = page.evaluate("navigator.clipboard.readText()")
             page.locator(".saving [role=status] a").first.click()
             page.wait_for_selector(".part")
             assert name in page.inner_text(".part")
@@ -80,7 +77,7 @@ def test_rows_are_saved_shown_and_used_by_a_pipeline(browser: Any, own_store: st
             page.wait_for_selector(".saving [role=status] a", timeout=60_000)
             assert "by-enter/" in page.inner_text(".saving [role=status]")
     assert edge == f"inputs: {{trajectories: {name}}}"
-    stage = f"uses: trajectories.curate, {edge}, with: {{split: null, rules: [{rule}]}}"
+    stage = f"uses: trajectories.curate, {edge}, with: {{split: null, rules: [{{rule: filter, where: {FILTER}}}]}}"
     (tmp_path / "p.yaml").write_text(f"name: p\nstages:\n  again: {{{stage}}}\n")
     command = [sys.executable, "-m", "agentrl.flows.cli", "run", "p.yaml", "--store", own_store]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -20,7 +20,7 @@ from agentrl.flows.viewer.pages import task, trajectory
 from agentrl.flows.viewer.pages.trajectory import RowAnswer
 from agentrl.flows.viewer.query import facets
 from agentrl.flows.viewer.query.facets import Facet
-from agentrl.flows.viewer.query.tables import COLUMNS, Snapshot, plain, stream
+from agentrl.flows.viewer.query.tables import COLUMNS, TEXT, Snapshot, plain, stream
 from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, Filtered, RefusedError
 from agentrl.pipelines.handles import Trajectories
@@ -210,9 +210,8 @@ class _Export:
         for row in self._rows():
             tokens, text = self._reader.tokens_of(row, self._version)
             answer = self._answer(row)
-            held.append(
-                {"answer": answer, "tokenizer": row["tokenizer"][0].as_py(), "tokens": stream(tokens), "text": text}
-            )
+            said = trajectory.last_words(row["messages"][0].as_py())[:TEXT]
+            held.append({"answer": answer, "said": said, "tokens": stream(tokens), "text": text})
             size += len(answer) + len(held[-1]["tokens"]) + len(text or b"")
             if size >= PART:
                 yield pa.Table.from_pylist(held, PART_SCHEMA)
@@ -250,6 +249,6 @@ def _tasks(own: Snapshot) -> pa.Table:
 
 
 PART_SCHEMA = pa.schema(
-    [("answer", pa.string()), ("tokenizer", pa.string()), ("tokens", pa.binary()), ("text", pa.binary())]
+    [("answer", pa.string()), ("said", pa.string()), ("tokens", pa.binary()), ("text", pa.binary())]
 )
-"""A row: what the server answers about it, the fingerprint of its tokenizer, and its tokens and their text."""
+"""A row: what the server answers about it, what the policy said last, and its tokens and their text."""

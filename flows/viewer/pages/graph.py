@@ -1,29 +1,21 @@
 """The stage graph of a pipeline: what a plan says of it, and where each stage is drawn."""
 
-import json
 import shlex
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.storage.object_store import LocalStorage
-from agentrl.flows.viewer.processes import command_of
 from agentrl.flows.viewer.wire import Answer
 from agentrl.pipelines.file.document import library_files
 from agentrl.pipelines.run.runs import Run
 from agentrl.pipelines.secrets import redacted
 
-FRESH_S = 10.0
-"""Seconds for which a plan is believed."""
-AT_ONCE, KEPT = 4, 32
-"""Plans that are asked for at once, and those that are kept."""
-PATIENCE_S = 60.0
-"""Seconds that a plan may take."""
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.reader import StoreReader
 
 Stage = Mapping[str, Any]
 """One stage of ``agentrl plan --json``."""
@@ -63,53 +55,21 @@ class Drawn:
     problem: str | None = None
 
 
-class Plans:
-    """Plans of pipelines that ran in a store. Each is made by a process of its own, so that the user's code is not
-    imported into the server, and is as it is now. While one is made again, the one before is shown."""
-
-    def __init__(self, catalog: Catalog, store: str) -> None:
-        self.catalog = catalog
-        self.store = store
-        self._known: dict[str, tuple[float, Drawn]] = {}
-        self._at_work: dict[str, threading.Event] = {}
-        self._lock = threading.Lock()
-        self._one = threading.Lock()  # a plan takes a whole core
-
-    def of(self, run: Run, patience: float, settings: Sequence[str] = ()) -> Drawn | None:
-        """The plan of a run's pipeline with other ``settings``; None if there is none after ``patience`` seconds."""
-        arguments, problem = plan_arguments(run, self.catalog, self.store)
-        if problem:
-            return Drawn(problem=problem)
-        arguments += [f"--set={setting}" for setting in settings]
-        key = shlex.join(arguments)
-        with self._lock:
-            made, known = self._known.get(key, (0.0, None))
-            if known is not None and known.problem and time.monotonic() > made + FRESH_S:
-                known = None  # what went wrong before may go well now
-            done = self._at_work.get(key)
-            if done is None and len(self._at_work) >= AT_ONCE:
-                return known  # a page that asks too often waits for what it asked before
-            if done is None and time.monotonic() > made + FRESH_S:
-                done = self._at_work[key] = threading.Event()
-                threading.Thread(target=self._make, args=(key, arguments, done), daemon=True).start()
-        if known is None and done is not None:
-            done.wait(patience)
-            with self._lock:
-                known = self._known.get(key, (0.0, None))[1]
-        return known
-
-    def _make(self, key: str, arguments: list[str], done: threading.Event) -> None:
-        try:
-            with self._one:
-                drawn = planned(arguments)
-        except Exception as error:  # shown, instead of a graph that never comes
-            drawn = Drawn(problem=f"the plan could not be made: {type(error).__name__}: {error}")
-        with self._lock:
-            self._known[key] = (time.monotonic(), drawn)
-            while len(self._known) > KEPT:
-                del self._known[next(iter(self._known))]
-            del self._at_work[key]
-        done.set()
+def planned(reader: "StoreReader", run: Run, wait: float, settings: Sequence[str] = ()) -> Drawn | None:
+    """The plan of a run's pipeline as it is now, with other ``settings``; None if there is none after ``wait``
+    seconds. The user's code is imported by a process of its own."""
+    arguments, problem = plan_arguments(run, reader.catalog, reader.store)
+    if problem:
+        return Drawn(problem=problem)
+    told = reader.plans.of([*arguments, *(f"--set={setting}" for setting in settings)], wait)
+    if told is None:
+        return None
+    if told.problem:
+        return Drawn(problem=f"the plan could not be made: {told.problem}")
+    if problems := told.answer.get("problems"):
+        reasons = "; ".join(str(problem.get("message", problem)) for problem in problems[:3])
+        return Drawn(problem=f"the pipeline cannot be planned any more: {reasons}")
+    return Drawn(stages=told.answer["stages"])
 
 
 def plan_arguments(run: Run, catalog: Catalog, store: str) -> tuple[list[str], str | None]:
@@ -141,20 +101,6 @@ def plan_arguments(run: Run, catalog: Catalog, store: str) -> tuple[list[str], s
         if option in ("--profile", "--set"):
             more += [f"{option}={value}"]
     return ["plan", reference, *more, "--store", store, "--json"], None
-
-
-def planned(arguments: Sequence[str]) -> Drawn:
-    """What `agentrl plan` says."""
-    done = command_of(*arguments, patience=PATIENCE_S)
-    try:
-        document = json.loads(done.stdout)
-    except ValueError:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return Drawn(problem=f"the plan could not be made: {lines[0][:300]}")
-    if problems := document.get("problems"):
-        reasons = "; ".join(str(problem.get("message", problem)) for problem in problems[:3])
-        return Drawn(problem=f"the pipeline cannot be planned any more: {reasons}")
-    return Drawn(stages=document["stages"])
 
 
 _STATUS = {"ran": "cached", "reused": "cached", "cached": "cached", "blocked": "blocked", "skipped": "skipped"}

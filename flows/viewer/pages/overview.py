@@ -113,7 +113,7 @@ def overview(reader: "StoreReader", question: OfPipeline) -> Overview:
     names = list(dict.fromkeys(str(run.get("pipeline", "")) for run in runs))
     shown = _newest(runs, pipeline)
     # no plan is made in less than a second, so the page does not wait: it shows what the run recorded, and asks again
-    drawn = reader.plans.of(shown, patience=0.0) if shown else graph.Drawn()
+    drawn = graph.planned(reader, shown, 0.0) if shown else graph.Drawn()
     stages = drawn.stages if drawn and drawn.stages else graph.recorded(shown, catalog) if shown else []
     own = shown.get("pipeline") if shown else None
     at_work = [run for run in runs if run["state"] == "running" and run.get("pipeline") == own]
@@ -145,7 +145,10 @@ def plan(reader: "StoreReader", question: WhatIf) -> PlanAnswer:
     run = _newest(all_runs(reader.catalog), pipeline)
     if wrong := [setting for setting in settings if "=" not in setting]:
         raise RefusedError(f"{wrong[0][:100]!r} is no setting", field="set", allowed=["STAGE.KEY=VALUE"])
-    drawn = reader.plans.of(run, PLAN_S, [_in_full(setting, run) for setting in settings]) if run else graph.Drawn()
+    drawn: graph.Drawn | None = graph.Drawn()
+    if run is not None:
+        given = [_in_full(setting, run) for setting in settings]
+        drawn = graph.planned(reader, run, PLAN_S, given)
     return PlanAnswer(
         pipeline=pipeline,
         settings=settings,

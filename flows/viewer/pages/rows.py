@@ -1,7 +1,9 @@
-"""Rows of the buffer as a page shows them: a table, histograms, what the policy said last, and rows by meaning."""
+"""Rows of the buffer as a page shows them: a table, histograms, and what the policy said last."""
 
 import json
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pydantic import Field
@@ -10,10 +12,9 @@ from agentrl.datastore.errors import UnknownTrajectoryError
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.pages.trajectory import last_words
 from agentrl.flows.viewer.query import facets as histograms
-from agentrl.flows.viewer.query.excerpts import with_excerpts
 from agentrl.flows.viewer.query.facets import Facets
 from agentrl.flows.viewer.query.tables import TEXT, column_of
-from agentrl.flows.viewer.wire import Answer, AtVersion, Filtered, Query, RefusedError
+from agentrl.flows.viewer.wire import Answer, AtVersion, Filtered, RefusedError
 
 if TYPE_CHECKING:
     from agentrl.flows.viewer.reader import StoreReader
@@ -31,29 +32,11 @@ class SomeRows(AtVersion):
     id: list[str] = Field(min_length=1, max_length=200)
 
 
-class SearchQuery(Query):
-    q: str = Field(min_length=1, max_length=4000)
-    k: int = Field(20, ge=1, le=200)
-
-
 class Answers(Answer):
     """What the policy said last in each of these rows, by id, cut after 300 characters; empty if it said nothing."""
 
     version: int
     answers: dict[str, str]
-
-
-class Hit(Answer):
-    trajectory_id: str
-    score: float
-
-
-class Hits(Answer):
-    """Best first. ``version`` is that of the buffer which the index holds, and ``behind`` counts newer commits."""
-
-    version: int
-    behind: int
-    hits: list[Hit]
 
 
 def rows(reader: "StoreReader", question: Page) -> tuple[pa.Table, dict[str, str]]:
@@ -76,6 +59,45 @@ def rows(reader: "StoreReader", question: Page) -> tuple[pa.Table, dict[str, str
     }
 
 
+BEFORE, AFTER = 40, 120
+"""Characters that an excerpt has before and after the first match."""
+
+COLUMNS = {"match": pa.string(), "match_message": pa.int32()}
+"""Of a row in which words stand: the text around the first of them, and the number of its message."""
+
+
+def with_excerpts(table: pa.Table, messages: Sequence[Sequence[Mapping[str, Any]]], words: Sequence[str]) -> pa.Table:
+    """A page of rows with :data:`COLUMNS`; null where a word is written in other letters than the search found it in,
+    such as accents. ``messages`` are those of each row."""
+    pattern = pattern_of(words)
+    matches = [excerpt(each, pattern) for each in messages]
+    for number, (name, kind) in enumerate(COLUMNS.items()):
+        table = table.append_column(name, pa.array([match and match[number] for match in matches], kind))
+    return table
+
+
+def pattern_of(words: Sequence[str]) -> re.Pattern[str]:
+    """What finds any of the words, each whole and in any case; the words of a phrase may have signs between them."""
+    each = (r"[\W_]+".join(map(re.escape, re.findall(r"[^\W_]+", word))) for word in words)
+    return re.compile(rf"(?<![^\W_])(?:{'|'.join(filter(None, each))})(?![^\W_])", re.IGNORECASE)
+
+
+def excerpt(messages: Sequence[Mapping[str, Any]], pattern: re.Pattern[str]) -> tuple[str, int] | None:
+    for number, message in enumerate(messages):
+        for text in _texts(message):
+            if match := pattern.search(text):
+                start, end = max(0, match.start() - BEFORE), match.end() + AFTER
+                around = f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
+                return f"{message['role']}: {' '.join(around.split())}", number
+    return None
+
+
+def _texts(message: Mapping[str, Any]) -> Iterator[str]:
+    yield from filter(None, (message["content"], message["reasoning"]))
+    for call in message["tool_calls"]:
+        yield f"{call['name']} {call['arguments']}"
+
+
 def facets(reader: "StoreReader", question: Filtered) -> Facets:
     snapshot = reader.tables.at(question.at)
     part = reader.part(question, snapshot)
@@ -91,20 +113,3 @@ def answers(reader: "StoreReader", question: SomeRows) -> Answers:
         raise RefusedError(str(error), field="id", status=404) from None
     said_last = zip(question.id, map(last_words, messages), strict=True)
     return Answers(version=snapshot.version, answers={name: text[:TEXT] for name, text in said_last})
-
-
-def search(reader: "StoreReader", question: SearchQuery) -> Hits:
-    """The rows whose prompts are nearest. The index is only read. Raises RefusedError if there is none."""
-    from agentrl.datastore.search.embedding import EMBEDDED
-    from agentrl.datastore.search.index import SearchIndex
-
-    buffer = reader.tables.buffer
-    index = SearchIndex.of_store(buffer)
-    state = index.state() if index else None
-    without = index is not None and index.name == EMBEDDED and buffer.storage.read(f"{index.folder}/model.npz") is None
-    if index is None or state is None or without:
-        command = f"agentrl buffer index --store {reader.store}"
-        raise RefusedError("this store has no search index", following=command, status=409)
-    ranked = index.search(question.q, question.k, refresh=False)
-    hits = [Hit(trajectory_id=hit["trajectory_id"], score=hit["score"]) for hit in ranked.to_dicts()]
-    return Hits(version=state.table_version, behind=state.stale, hits=hits)

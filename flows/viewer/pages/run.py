@@ -148,13 +148,18 @@ def progress_of(stage: Mapping[str, Any]) -> StageProgress | None:
         return None
 
 
-def run(reader: "StoreReader", question: RunQuery) -> RunAnswer:
-    """A run by its id, the beginning of it, or ``last``. Raises RefusedError if there is none."""
-    catalog, artifacts = reader.catalog, reader.artifacts
+def run_named(catalog: Catalog, text: str, field: str = "run") -> Run:
+    """A run by its id, the beginning of it, or ``last``. Raises RefusedError that names ``field`` if there is none."""
     try:
-        record = find_run(catalog, question.run)
+        return find_run(catalog, text)
     except LookupError as error:
-        raise RefusedError(str(error.args[0]), field="run", status=404) from None
+        raise RefusedError(str(error.args[0]), field=field, status=404) from None
+
+
+def run(reader: "StoreReader", question: RunQuery) -> RunAnswer:
+    """Raises RefusedError if there is no such run."""
+    catalog, artifacts = reader.catalog, reader.artifacts
+    record = run_named(catalog, question.run)
     live = live_stages(catalog.storage, record["run_id"])
     made = {name: artifacts.find(name, stage.get("fingerprint") or "") for name, stage in record["stages"].items()}
     return RunAnswer(

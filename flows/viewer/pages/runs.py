@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.pages.compare import EVALUATION
+from agentrl.flows.viewer.pages.run import run_named
 from agentrl.flows.viewer.query.artifacts import label
-from agentrl.flows.viewer.wire import Answer, AtVersion, RefusedError
-from agentrl.pipelines.run.runs import Run, all_runs, diff_runs, find_run
+from agentrl.flows.viewer.wire import Answer, AtVersion
+from agentrl.pipelines.run.runs import Run, all_runs, diff_runs
 from agentrl.schemas.manifest import Kind, Manifest
 
 if TYPE_CHECKING:
@@ -131,9 +132,9 @@ def runs_compared(reader: "StoreReader", question: TwoRuns) -> RunsCompared:
     listed = [_name(run) for run in runs[:RUNS]]
     for store, other in reader.others().items():
         listed += [_name(run, f"{store}:") for run in all_runs(other.catalog)[:RUNS]]
-    after = _found(reader, "b", question.b) if question.b else _own(reader, next(iter(runs), None))
+    after = _named(reader, "b", question.b) if question.b else _own(reader, next(iter(runs), None))
     before = (
-        _found(reader, "a", question.a) if question.a else _own(reader, _before(runs, after.run if after else None))
+        _named(reader, "a", question.a) if question.a else _own(reader, _before(runs, after.run if after else None))
     )
     own = reader.snapshot_if_any(question.at)
     return RunsCompared(
@@ -157,12 +158,9 @@ def _own(reader: "StoreReader", run: Run | None) -> Side | None:
     return Side(run, reader, "") if run else None
 
 
-def _found(reader: "StoreReader", field: str, text: str) -> Side:
+def _named(reader: "StoreReader", field: str, text: str) -> Side:
     store, prefix, name = reader.elsewhere(text)
-    try:
-        return Side(find_run(store.catalog, name), store, prefix)
-    except LookupError as error:
-        raise RefusedError(str(error.args[0]), field=field, status=404) from None
+    return Side(run_named(store.catalog, name, field), store, prefix)
 
 
 def _before(runs: list[Run], after: Run | None) -> Run | None:

@@ -1,12 +1,13 @@
 """The tokens of one row as Arrow: their places in the text, and what each lens shows of them."""
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from agentrl.flows.viewer.pages.decoding import Decoded
+from agentrl.datastore.artifacts.tokenizers import UNKNOWN, TokenBytes
 from agentrl.flows.viewer.query.artifacts import LearnedTokens, numbers
 from agentrl.flows.viewer.wire import RowQuery
 
@@ -24,7 +25,9 @@ TOKEN_SCHEMA = pa.schema(
         pa.field("version", pa.int32()),
     ]
 )
-"""The columns that every answer has; :mod:`agentrl.flows.viewer.wire` says what they mean."""
+"""The columns that every answer has: ``start`` and ``length`` in bytes of the text (null if the tokenizer is not known),
+``joined`` (the token starts inside a character: show it with the one before), and of the policy ``logprob`` (null where
+it sampled nothing) and the ``version`` of its weights (null where not known)."""
 
 LENSES = {
     "weight": pa.float32(),
@@ -34,10 +37,58 @@ LENSES = {
     "train_logprob": pa.float32(),
     "entropy": pa.float32(),
 }
-"""Optional columns, which are there if something wrote them."""
+"""Optional columns, which are there if something wrote them, and null on tokens that are not trained on: ``weight`` in
+the loss (for policy gradients the advantage), ``trained`` (the training row's mask), the ``step`` that learned from it.
+The metadata of the schema say why others are absent, and which artifact wrote each."""
 
 RECORDED = {"ref_logprob": "ref_logprobs", "train_logprob": "train_logprobs", "entropy": "entropy"}
 """Lens -> column of the training rows, with a number for each token or none at all."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """``text`` is UTF-8, in which a byte that belongs to no character is the replacement character. ``start`` and
+    ``length`` [tokens] are in its bytes; ``joined`` [tokens]: the token starts inside a character."""
+
+    text: bytes
+    start: np.ndarray
+    length: np.ndarray
+    joined: np.ndarray
+
+
+def decoded(tokenizer: TokenBytes, ids: np.ndarray) -> Decoded:
+    text, bounds = tokenizer.text(ids)
+    stray = _stray(text)
+    if len(stray):
+        text, moved = _replaced(text, stray)
+        bounds = bounds + moved[bounds]
+    start, length = bounds[:-1], np.diff(bounds)
+    first = np.append(np.frombuffer(text, np.uint8), np.uint8(0))[start]
+    return Decoded(text, start, length, (first & 0xC0 == 0x80) & (length > 0))
+
+
+def _stray(raw: bytes) -> np.ndarray:
+    """Places of the bytes that belong to no character."""
+    try:
+        raw.decode()
+        return np.zeros(0, dtype=np.int64)
+    except UnicodeDecodeError:
+        codes = np.frombuffer(raw.decode("utf-8", "surrogateescape").encode("utf-32-le", "surrogatepass"), np.uint32)
+    stray = (codes >= 0xDC80) & (codes <= 0xDCFF)
+    sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
+    sizes[stray] = 1
+    return (np.cumsum(sizes) - sizes)[stray]
+
+
+def _replaced(raw: bytes, stray: np.ndarray) -> tuple[bytes, np.ndarray]:
+    """The bytes with the replacement character at ``stray``, and by how much each place, and the end, moved."""
+    wide = np.ones(len(raw), dtype=np.int64)
+    wide[stray] = len(UNKNOWN)
+    places = np.concatenate([[0], np.cumsum(wide)])
+    made = np.repeat(np.frombuffer(raw, np.uint8), wide)
+    for offset, byte in enumerate(UNKNOWN):
+        made[places[stray] + offset] = byte
+    return made.tobytes(), places - np.arange(len(places))
 
 
 def tokens(reader: "StoreReader", question: RowQuery) -> pa.Table:

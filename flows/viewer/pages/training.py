@@ -213,7 +213,9 @@ def metrics(reader: "StoreReader", question: ArtifactQuery) -> pa.Table:
 
 
 def rows_of(reader: "StoreReader", question: StepQuery) -> tuple[pa.Table, dict[str, str]]:
-    """The rows that a step learned from. Raises RefusedError if the step was never taken."""
+    """The rows that a step learned from: ``weight`` is the mean over trained tokens, online the advantage; what stands
+    in the buffer is null if the row is gone from it; ``staleness`` is how many versions of the weights later than they
+    sampled it the row was trained on. Raises RefusedError if the step was never taken."""
     artifacts, snapshot = reader.artifacts, reader.tables.at(question.at)
     manifest = trained(artifacts, question.artifact)
     try:

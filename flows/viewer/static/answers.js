@@ -11,17 +11,11 @@ const TEXT = 300; // characters of a text in a table, as the server cuts them
 /** @type {Contents} */
 export const contents = JSON.parse(document.getElementById("contents")?.textContent ?? "{}");
 
-class Refusal extends Error {
-  /** @param {number} status @param {import("./wire.js").Refusal} body */
-  constructor(status, body) {
-    super(body.error);
-    this.status = status;
-    this.body = body;
-  }
-}
+/** What is thrown where the server would say no. */
+class Refusal extends Error {}
 
 /** @param {number} status @param {string} error @param {string | null} [field] @param {string[]} [allowed] */
-const refused = (status, error, field = null, allowed = []) => new Refusal(status, { error, field, allowed, next: null });
+const refused = (status, error, field = null, allowed = []) => Object.assign(new Refusal(error), { answer: new Response(JSON.stringify({ error, field, allowed, next: null }), { status }) });
 
 /** @type {Map<string, Promise<Table>>} */
 const opened = new Map();
@@ -109,23 +103,11 @@ const rowTexts = () => (texts ??= Promise.all(contents.parts.map((_, part) => ta
   })),
 ));
 
-/** Texts in the order of their characters, as the server sorts them. @param {string} a @param {string} b */
-function order(a, b) {
-  const size = Math.min(a.length, b.length);
-  for (let i = 0; i < size; i++) {
-    const [left, other] = [a.charCodeAt(i), b.charCodeAt(i)];
-    if (left === other) continue;
-    const astral = (/** @type {number} */ code) => code >= 0xd800 && code <= 0xdfff;
-    return astral(left) === astral(other) ? left - other : astral(left) ? 1 : -1;
-  }
-  return a.length - b.length;
-}
-
 /** What is unknown comes last. @param {number[]} rows @param {string} name @param {boolean} desc */
 async function sorted(rows, name, desc) {
   const column = (await scalars()).get(name);
   if (!column) throw refused(400, `there is no column ${JSON.stringify(name)}`, "sort", contents.columns.map((known) => known.name));
-  const compare = (/** @type {any} */ a, /** @type {any} */ b) => (typeof a === "string" ? order(a, b) : Number(a) - Number(b));
+  const compare = (/** @type {any} */ a, /** @type {any} */ b) => (typeof a === "string" ? Number(a > b) - Number(a < b) : Number(a) - Number(b));
   return rows
     .map((row) => ({ row, value: column.at(row) }))
     .sort((a, b) => {
@@ -194,12 +176,7 @@ const json = (body) => new Response(JSON.stringify(body), { headers: { "content-
 
 /** @param {URLSearchParams} query */
 async function lastWords(query) {
-  const answers = query.getAll("id").map(async (id) => {
-    const { messages } = /** @type {import("./wire.js").RowAnswer} */ (JSON.parse((await row(id))("answer")));
-    const last = messages.findLast((message) => message.role === "assistant" && (message.content || message.tool_calls.length));
-    const call = last?.tool_calls.at(-1);
-    return [id, cut(last?.content || (call ? `${call.name}(${call.arguments})` : ""))];
-  });
+  const answers = query.getAll("id").map(async (id) => [id, (await row(id))("said")]);
   return json({ version: contents.version, answers: Object.fromEntries(await Promise.all(answers)) });
 }
 
@@ -227,9 +204,9 @@ export async function answered(address) {
       const match = pattern.exec(path);
       if (match) return await answer(query, decodeURIComponent(match[1] ?? ""));
     }
-    throw refused(404, path === "/api/search" ? "an exported file has no index to search" : `an exported file does not answer ${path}; the viewer of the store does`);
+    throw refused(404, `an exported file does not answer ${path}; the viewer of the store does`);
   } catch (error) {
-    if (!(error instanceof Refusal)) throw error;
-    return new Response(JSON.stringify(error.body), { status: error.status });
+    if (error instanceof Refusal) return /** @type {any} */ (error).answer;
+    throw error;
   }
 }

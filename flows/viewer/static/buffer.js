@@ -7,7 +7,7 @@ import { copy, useKeys } from "./keys.js";
 import { pulse, usePulse } from "./live.js";
 import { change, go, route, rowAddress, version } from "./location.js";
 import { Empty, Problem } from "./problem.js";
-import { Found, Rows } from "./rows.js";
+import { Rows } from "./rows.js";
 import { Saving, openSaving } from "./saving.js";
 import { select, selected } from "./selection.js";
 import { store } from "./served.js";
@@ -19,21 +19,17 @@ const COLUMNS = ["prompt", "answer", "success", "reward", "trajectory_id", "stag
 
 /** The columns that this reader chose before. */
 const kept = () => localStorage.getItem("columns") ?? "";
-const HITS = 200;
 
 /** Shows other rows, from the first one on. @param {Parameters<typeof change>[0]} params */
 const show = (params) => change({ ...params, row: null });
 
 export function BufferPage() {
-  const { filter = "", sort = "", desc, at, q = "", cols = kept(), among, rule } = route.value.params;
+  const { filter = "", sort = "", desc, at, cols = kept(), among, rule } = route.value.params;
   const query = { filter, sort: sort || "created_at", desc: sort ? desc === "true" : true, at, columns: cols || COLUMNS.join(","), among, rule };
   const current = Math.max(0, Number(route.value.params.row ?? 0) || 0);
   const setCurrent = (/** @type {number} */ row) => change({ row: row || null });
   const [newest, setNewest] = useState(/** @type {number | null} */ (null));
-  const rows = useAnswer(async (stop) => {
-    const source = q ? new Found(await json("/api/search", { q, k: HITS }, stop), query) : new Rows(query);
-    return source.open();
-  }, [filter, sort, desc, at, q, cols, among, rule, newest]);
+  const rows = useAnswer(() => new Rows(query).open(), [filter, sort, desc, at, cols, among, rule, newest]);
   const facets = useAnswer((stop) => /** @type {Promise<import("./wire.js").Facets>} */ (json("/api/facets", { filter, at, among, rule }, stop)), [filter, at, among, rule, newest]);
   useEffect(() => () => rows.value?.close(), [rows.value]);
   useEffect(() => void (version.value = rows.value?.version ?? null), [rows.value]);
@@ -44,7 +40,7 @@ export function BufferPage() {
     box.current?.focus();
   }, []);
   const source = rows.value;
-  const latest = useNewest(at !== undefined || q !== "" ? null : (source?.version ?? "-1"));
+  const latest = useNewest(at !== undefined ? null : (source?.version ?? "-1"));
   useEffect(() => {
     if (latest !== null && !rows.busy && untouched(current)) setNewest(latest);
   }, [latest, rows.busy]);
@@ -60,30 +56,29 @@ export function BufferPage() {
     ArrowUp: { does: "previous row", run: () => step(-1) },
     Enter: { does: "open the row", run: open },
     x: { does: "select the row", run: () => id && select(id) },
-    s: { does: "save the rows, or copy the filter as a rule", run: openSaving },
+    s: { does: "save the rows", run: openSaving },
     "/": { does: "write a filter", run: () => box.current?.focus() },
   });
   const columns = cols ? cols.split(",") : COLUMNS;
-  const known = source?.columns.length ? [...(q ? ["score"] : []), ...(words.length ? ["trajectory_id", "match"] : []), ...columns.filter((column) => !words.length || column !== "trajectory_id").filter((column) => source.columns.includes(column))] : columns;
+  const known = source?.columns.length ? [...(words.length ? ["trajectory_id", "match"] : []), ...columns.filter((column) => !words.length || column !== "trajectory_id").filter((column) => source.columns.includes(column))] : columns;
   const setFilter = (/** @type {string} */ text) => show({ filter: text });
   const sortBy = (/** @type {string} */ column) => show(sort !== column ? { sort: column, desc: false } : desc === "true" ? { sort: null, desc: null } : { desc: true });
   return html`<div class="buffer">
     <h1 class="unseen">Buffer</h1>
-    <${Bar} box=${box} filter=${filter} q=${q} problem=${rows.problem ?? facets.problem} busy=${rows.busy || facets.busy} />
+    <${Bar} box=${box} filter=${filter} problem=${rows.problem ?? facets.problem} busy=${rows.busy || facets.busy} />
     <aside aria-label="histograms"><details open=${innerWidth > 800}><summary>histograms</summary>${facets.value && html`<${FacetList} facets=${facets.value.facets} filter=${filter} set=${setFilter} />`}</details></aside>
     <div class="found">
       <div class="counts" role="status">
-        ${source && html`<span><b>${plural(source.total, "row")}</b>${facets.value && !q ? ` of ${count(facets.value.total)}` : ""}</span>`}
+        ${source && html`<span><b>${plural(source.total, "row")}</b>${facets.value ? ` of ${count(facets.value.total)}` : ""}</span>`}
         ${source?.version !== undefined && html`<span class="soft">version ${source.version}${at ? html` (pinned) <button class="quiet" onClick=${() => show({ at: null })}>show the newest</button>` : ""}</span>`}
         ${latest !== null && latest !== newest && html`<button class="quiet" onClick=${() => setNewest(latest)}>newer rows: show them</button>`}
-        ${source instanceof Found && html`<span class="soft">${source.told()}</span>`}
         ${among && html`<${Part} among=${among} rule=${rule} absent=${source?.absent ?? 0} />`}
         ${selected.value.size > 0 && html`<${Selection} />`}
-        ${source && html`<div class="menus"><${Saving} shown=${{ filter, at: source.version, among, rule }} total=${q ? null : source.total} />
-          <${Columns} all=${source.columns.filter((name) => name !== "score")} chosen=${columns} /></div>`}
+        ${source && html`<div class="menus"><${Saving} shown=${{ filter, at: source.version, among, rule }} total=${source.total} />
+          <${Columns} all=${source.columns} chosen=${columns} /></div>`}
       </div>
       ${source && source.total > 0 && html`<${Table} rows=${source} columns=${known} sort=${query.sort} desc=${query.desc} sortBy=${sortBy} current=${current} setCurrent=${setCurrent} selected=${selected.value} at=${at} words=${words} />`}
-      ${source && source.total === 0 && !rows.busy && html`<${Nothing} filter=${filter} q=${q} />`}
+      ${source && source.total === 0 && !rows.busy && html`<${Nothing} filter=${filter} />`}
     </div>
   </div>`;
 }
@@ -98,19 +93,17 @@ function useNewest(shown) {
 /** Whether the reader is at the first row still: what is read does not move away. @param {number} current */
 const untouched = (current) => current === 0 && (document.querySelector(".grid")?.scrollTop ?? 0) === 0;
 
-/** @param {{filter: string, q: string}} props */
-function Nothing({ filter, q }) {
-  if (q) return html`<${Empty} says="The search found nothing." command="agentrl buffer search" />`;
+/** @param {{filter: string}} props */
+function Nothing({ filter }) {
   if (filter) return html`<div class="empty-state"><p>No row fits the filter.</p><button onClick=${() => show({ filter: null })}>clear the filter</button></div>`;
   return html`<${Empty} says="The buffer has no rows yet." command="agentrl run quickstart" />`;
 }
 
 /**
- * The field of the filter, and that of the search. A key is answered at once; keys that come before its answer are
- * asked together after it.
- * @param {{box: {current: HTMLInputElement | null}, filter: string, q: string, problem: Error | null, busy: boolean}} props
+ * The field of the filter. A key is answered at once; keys that come before its answer are asked together after it.
+ * @param {{box: {current: HTMLInputElement | null}, filter: string, problem: Error | null, busy: boolean}} props
  */
-function Bar({ box, filter, q, problem, busy }) {
+function Bar({ box, filter, problem, busy }) {
   const [text, setText] = useState(filter);
   const asked = useRef(filter);
   const ask = (/** @type {string} */ value) => {
@@ -130,14 +123,11 @@ function Bar({ box, filter, q, problem, busy }) {
     setText(value);
     if (!busy) ask(value);
   };
-  const search = (/** @type {Event} */ event) => show({ q: /** @type {HTMLInputElement} */ (event.target).value.trim() });
   return html`<div class="query">
     <label for="filter">filter</label>
     <input id="filter" ref=${box} class="mono" value=${text} spellcheck=${false} autocomplete="off" placeholder=${store ? 'success and n_tool_calls > 2, or words: gift "card of Ann"' : 'words, as in: gift "card of Ann"'} aria-invalid=${problem ? "true" : "false"}
       aria-describedby="filter-problem" onInput=${(/** @type {Event} */ event) => typed(/** @type {HTMLInputElement} */ (event.target).value)} />
     ${filter && html`<button onClick=${() => show({ filter: null })}>clear</button>`}
-    <label for="search">search</label>
-    <input id="search" type="search" value=${q} placeholder="prompts that mean this" onChange=${search} />
     <div id="filter-problem" class="wide">${problem && html`<${Problem} problem=${problem} />`}</div>
   </div>`;
 }

@@ -1,5 +1,4 @@
 // All tokens of a row at a glance: a cell per token, or per several. Tool errors and breaks of the mask's proof stand out.
-import { Palette } from "./palette.js";
 import { html, useEffect, useRef } from "./ui.js";
 
 /** @typedef {import("./painter.js").Painter} Painter */
@@ -107,4 +106,29 @@ function paint(canvas, { tokens, lens }, messages, spans) {
   brush.fillStyle = palette.colour("breach-mark");
   for (const i of tokens.breaches.keys()) brush.fillRect(LANE, y(i), WIDTH - LANE, 2);
   palette.close();
+}
+
+/** The colour that the style sheet gives to each class. */
+class Palette {
+  constructor() {
+    this.probe = document.body.appendChild(document.createElement("span"));
+    this.probe.hidden = true;
+    /** @type {Map<string, string>} */
+    this.known = new Map();
+  }
+
+  /** @param {string} name of the class */
+  colour(name) {
+    let colour = this.known.get(name);
+    if (colour === undefined) {
+      this.probe.className = `swatch ${name}`;
+      colour = getComputedStyle(this.probe).backgroundColor;
+      this.known.set(name, colour);
+    }
+    return colour;
+  }
+
+  close() {
+    this.probe.remove();
+  }
 }

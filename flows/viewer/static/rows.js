@@ -1,7 +1,5 @@
 // Rows of the buffer, fetched in pages as the table shows them.
 import { arrow, json } from "./api.js";
-import { oneOf } from "./filter.js";
-import { count, plural } from "./format.js";
 import { signal } from "./ui.js";
 
 /** @typedef {import("./vendor/flechette.js").Table} Table */
@@ -113,80 +111,5 @@ export class Rows {
   row(index) {
     const table = this.pages.get(Math.floor(index / PAGE));
     return table ? (column) => table.getChild(column)?.at(index % PAGE) : null;
-  }
-}
-
-const LONGEST = 3500; // the server takes filters of 4,000 characters
-
-/** Filters that together find these rows, none longer than the server takes. @param {string[]} ids @param {string} also */
-function filters(ids, also) {
-  const groups = [];
-  let some = /** @type {string[]} */ ([]);
-  for (const id of ids) {
-    if (some.length && oneOf([...some, id]).length + also.length > LONGEST) {
-      groups.push(some);
-      some = [];
-    }
-    some.push(id);
-  }
-  if (some.length) groups.push(some);
-  return groups.map((part) => (also ? `(${also}) and ${oneOf(part)}` : oneOf(part)));
-}
-
-/** Rows that a search found, best first, with a column `score`. */
-export class Found {
-  /** @param {import("./wire.js").Hits} hits @param {Query} query */
-  constructor(hits, query) {
-    this.hits = hits.hits;
-    this.query = query;
-    this.behind = hits.behind;
-    this.version = query.at ?? String(hits.version);
-    this.total = 0;
-    this.absent = 0;
-    /** @type {string[]} */
-    this.columns = [];
-    /** @type {string[]} */
-    this.words = [];
-    this.changed = signal(0);
-    this.said = new LastWords(query.at);
-    this.problem = null;
-    /** @type {Cells[]} */
-    this.found = [];
-  }
-
-  async open() {
-    /** @type {Map<string, Cells>} */
-    const cells = new Map();
-    for (const filter of filters(this.hits.map((hit) => hit.trajectory_id), this.query.filter)) {
-      const { at, columns, among, rule } = this.query;
-      const { table, headers } = await arrow("/api/rows", { filter, limit: this.hits.length, at, columns: scalar(columns), among, rule });
-      const ids = table.getChild("trajectory_id");
-      for (let i = 0; i < table.numRows; i++) cells.set(ids?.at(i), (column) => table.getChild(column)?.at(i));
-      this.columns = ["score", ...all(headers)];
-    }
-    for (const { trajectory_id, score } of this.hits) {
-      const values = cells.get(trajectory_id);
-      if (values) this.found.push((column) => (column === "score" ? score : values(column)));
-    }
-    this.total = this.found.length;
-    return this;
-  }
-
-  /** What was looked at. */
-  told() {
-    const { filter, among } = this.query;
-    const narrowed = filter || among;
-    const left = this.hits.length - this.total;
-    const behind = this.behind > 0 ? `; the index lacks what ${plural(this.behind, "newer commit")} added (agentrl buffer index)` : "";
-    return `the ${plural(this.hits.length, "row")} whose prompts are nearest${left ? `, without ${count(left)} that ${narrowed ? "do not fit" : "this version does not have"}` : ""}${behind}`;
-  }
-
-  close() {}
-
-  need() {}
-
-  /** @param {number} index */
-  row(index) {
-    return this.found[index] ?? null;
   }
 }

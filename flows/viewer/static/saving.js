@@ -1,4 +1,4 @@
-// Rows that are saved as a selection with a name, and the filter as a rule of curation.
+// Rows that are saved as a selection with a name.
 import { json, post, useAnswer } from "./api.js";
 import { oneOf } from "./filter.js";
 import { plural, quoted } from "./format.js";
@@ -30,7 +30,7 @@ function command({ filter, at, among, rule }, name) {
   return ["agentrl buffer select", /^[\w-]+$/.test(name) ? name : "NAME", "--split all", ...options.filter(Boolean)].join(" ");
 }
 
-/** @param {{shown: Shown, total: number | null}} props `total` is null if a search is shown */
+/** @param {{shown: Shown, total: number}} props */
 export function Saving({ shown, total }) {
   const [name, setName] = useState("");
   const [saved, setSaved] = useState(/** @type {Saved | null} */ (null));
@@ -49,10 +49,6 @@ export function Saving({ shown, total }) {
     done(post("/api/selection", { name, ...rows }).then(setSaved));
   };
   const all = Object.fromEntries(Object.entries(shown).filter(([, value]) => value));
-  const asRule = () => done(json("/api/rule", shown).then((/** @type {import("./wire.js").RuleText} */ rule) => {
-    const others = rule.other_splits ? `; ${rule.other_splits} of them are not of the train split, and left out unless split is null` : "";
-    return copy(rule.text, `rule for ${plural(rule.rows, "row")}${others}:`);
-  }));
   const ids = [...selected.value];
   const line = command(shown, name);
   const ready = allowed && !busy && name !== "";
@@ -66,14 +62,12 @@ export function Saving({ shown, total }) {
     <form onSubmit=${entered}>
       <label for="selection-name">name</label>
       <input id="selection-name" class="mono" value=${name} maxlength="80" spellcheck=${false} autocomplete="off" placeholder="hard-ones" onInput=${(/** @type {Event} */ event) => setName(/** @type {HTMLInputElement} */ (event.target).value.trim())} />
-      <button type="button" disabled=${!ready || !total} onClick=${() => save(all)}>${total === null ? "save the rows shown" : `save ${plural(total, "row")}`}</button>
+      <button type="button" disabled=${!ready || !total} onClick=${() => save(all)}>save ${plural(total, "row")}</button>
       ${ids.length > 0 && html`<button type="button" disabled=${!ready} onClick=${() => save({ at: shown.at, ids })}>save the ${ids.length} selected</button>`}
-      <button type="button" disabled=${busy || !shown.filter} onClick=${asRule}>copy as a curation rule</button>
       <button type="button" disabled=${busy || !total} onClick=${() => done(share(all, "rows.html"))}>one file for others</button>
       ${ids.length > 0 && html`<button type="button" disabled=${busy} onClick=${() => done(share({ filter: oneOf(ids), at: shown.at }, "rows.html"))}>a file of the ${ids.length} selected</button>`}
     <p class="soft">A file needs no server, and nothing in it is redacted: first put placeholders for secrets by the stage <code>trajectories.redact</code>.</p>
     </form>
-    ${total === null && html`<p class="soft">What a search found is saved by selecting it: x.</p>`}
     ${writing.value && !allowed && html`<p class="soft">This viewer only reads. To save from here, start it by <code>agentrl view --write</code>${line && html`; or run <code>${line}</code> <button type="button" class="quiet" onClick=${() => copy(line, "command")}>copy the command</button>`}.</p>`}
     <div role="status">${busy && html`<p class="soft">working …</p>`}${saved && html`<${Done} saved=${saved} />`}</div>
     ${problem && html`<${Problem} problem=${problem} />`}

@@ -1,10 +1,9 @@
 // What is around every page: its tabs, the theme, the keys, and what was just said.
-import { Help, Said, listen, showHelp } from "./keys.js";
-import { Status } from "./progress.js";
+import { json, useAnswer } from "./api.js";
+import { Help, listen, Said, showHelp } from "./keys.js";
 import { followLinks, route } from "./location.js";
-import { json } from "./api.js";
-import { enter, store } from "./served.js";
-import { Stores } from "./stores.js";
+import { Status } from "./progress.js";
+import { beside, enter, store } from "./served.js";
 import { theme, turnTheme } from "./theme.js";
 import { html, render, signal, useEffect, useLayoutEffect, useState } from "./ui.js";
 
@@ -77,4 +76,11 @@ export async function start(pages) {
   const look = () => json("/api/tabs").then((answer) => (filled.value = answer.paths), () => null);
   await look();
   setInterval(() => filled.value && filled.value.length < Object.keys(pages.tabs).length && !document.hidden && look(), LOOK_MS);
+}
+
+function Stores() {
+  const { value } = useAnswer(async (stop) => (beside ? /** @type {import("./wire.js").StoresShown} */ (await json("/api/stores", {}, stop)) : null), []);
+  if (!value || value.stores.length < 2) return null;
+  return html`<label class="stores"><span class="unseen">store</span><select onChange=${(/** @type {Event} */ event) => beside?.(/** @type {HTMLSelectElement} */ (event.target).value)}>
+    ${value.stores.map((name) => html`<option value=${name} selected=${name === value.name}>${name}</option>`)}</select></label>`;
 }

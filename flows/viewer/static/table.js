@@ -6,7 +6,7 @@ import { Problem } from "./problem.js";
 import { visible } from "./text.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./ui.js";
 
-/** @typedef {import("./rows.js").Rows | import("./rows.js").Found} Source */
+/** @typedef {import("./rows.js").Rows} Source */
 
 const HEIGHT = 24;
 const TALLEST = 15_000_000; // browsers draw no taller element; beyond it, scrolling moves by more than a row a pixel
@@ -67,7 +67,7 @@ export function Table({ rows, columns, sort, desc, sortBy, current, setCurrent, 
       style=${{ "--columns": template }} onScroll=${() => setScroll(/** @type {HTMLElement} */ (box.current).scrollTop)}>
     <div class="head line" role="row" aria-rowindex="1">
       <div role="columnheader" aria-label="selected">x</div>
-      ${columns.map((column) => ["answer", "match", "score"].includes(column) ? html`<div role="columnheader" class=${column === "score" ? "number" : "soft"}>${column}</div>` : html`<div role="columnheader" class=${numbers.has(column) ? "number" : ""} aria-sort=${sort !== column ? "none" : desc ? "descending" : "ascending"}>
+      ${columns.map((column) => ["answer", "match"].includes(column) ? html`<div role="columnheader" class="soft">${column}</div>` : html`<div role="columnheader" class=${numbers.has(column) ? "number" : ""} aria-sort=${sort !== column ? "none" : desc ? "descending" : "ascending"}>
         <button title=${column} onClick=${() => sortBy(column)}>${NAMES[column] ?? column}${sort !== column ? "" : desc ? " ↓" : " ↑"}</button></div>`)}
     </div>
     <div class="tall" role="presentation" style=${{ height: `${Math.min(tall, TALLEST)}px` }}>

@@ -3,11 +3,10 @@ import { Annotations, showAnnotations } from "./annotations.js";
 import { json, useAnswer } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { Fate, showFate } from "./fate.js";
-import { count, decimal, plural, seconds } from "./format.js";
-import { oneOf } from "./filter.js";
+import { literal, oneOf } from "./filter.js";
+import { count, decimal, plural, seconds, short } from "./format.js";
 import { copy, say, useKeys } from "./keys.js";
-import { LENSES, lacking, spoken } from "./lenses.js";
-import { Ribbon } from "./lineage.js";
+import { lacking, LENSES, spoken } from "./lenses.js";
 import { address, change, go, lasting, route, rowAddress, version } from "./location.js";
 import { useMarks } from "./matches.js";
 import { Minimap } from "./minimap.js";
@@ -16,7 +15,7 @@ import { instead } from "./problem.js";
 import { select, selected } from "./selection.js";
 import { store } from "./served.js";
 import { share } from "./share.js";
-import { Text, pieces, visible } from "./text.js";
+import { pieces, Text, visible } from "./text.js";
 import { theme } from "./theme.js";
 import { fetchTokens, shares } from "./tokens.js";
 import { html, useEffect, useMemo } from "./ui.js";
@@ -261,4 +260,41 @@ function pretty(text) {
   } catch {
     return text;
   }
+}
+
+/** @param {{lineage: import("./wire.js").Made}} props */
+function Ribbon({ lineage }) {
+  const { made_by: maker, policy, learned_by: learners } = lineage;
+  const rows = `stage = ${literal(maker.stage)} and fingerprint = ${literal(maker.fingerprint)}`;
+  return html`<nav class="ribbon" aria-label="lineage">
+    ${maker.inputs.length > 0 && html`<span class="soft">${maker.inputs.map(shortened).join(", ")} →</span>`}
+    <span class="soft">${policy.stage ? "model" : "by"}</span>
+    <a href=${address("/buffer", { filter: `policy = ${literal(policy.name)}` })}>${pieces(policy.name || "unnamed")}</a>
+    <span class="soft">version ${policy.version}${policy.learned_from.length > 0 && html` (learned from ${policy.learned_from.map((source, i) => html`${i ? ", " : ""}<a href=${source.kind === "rows" ? address("/buffer", { among: source.artifact }) : address("/pair", { artifact: source.artifact })}>${source.kind} of ${shortened(source.artifact)}</a>`)})`} →</span>
+    <a href=${address("/buffer", { filter: rows })} title=${maker.uses}>${pieces(maker.stage || "outside")}${maker.fingerprint && `/${short(maker.fingerprint)}`}</a>
+    <span class="soft">→</span> <b>this row</b> <span class="soft">→</span>
+    ${learners.length
+      ? learners.map((learner) => html`<span>${learner.stage}/${short(learner.fingerprint)} <span class="soft">${steps(learner)}${models(learner)}</span></span>`)
+      : html`<span class="soft">no stage learned from it</span>`}
+  </nav>`;
+}
+
+/** @param {string} artifact STAGE/FINGERPRINT */
+function shortened(artifact) {
+  const [stage, fingerprint = ""] = artifact.split("/");
+  return `${stage}/${short(fingerprint)}`;
+}
+
+/** Models that were trained on it, if another stage than the learner holds them. @param {import("./wire.js").LearnedBy} learner */
+function models({ stage, fingerprint, models: names }) {
+  const others = names.filter((name) => name !== `${stage}/${short(fingerprint)}`);
+  return others.length ? ` → ${others.map(shortened).join(", ")}` : "";
+}
+
+/** The steps that learned from the row, each a link. @param {import("./wire.js").LearnedBy} learner */
+function steps({ stage, fingerprint, steps: numbers }) {
+  if (!numbers.length) return "(steps not recorded)";
+  const link = (/** @type {number} */ step) => html`<a href=${address("/training", { artifact: `${stage}/${short(fingerprint)}`, step })}>${step}</a>`;
+  if (numbers.length > 6) return html`${plural(numbers.length, "step")}, ${link(numbers[0])} to ${link(numbers[numbers.length - 1])}`;
+  return html`step ${numbers.map((step, i) => html`${i ? ", " : ""}${link(step)}`)}`;
 }

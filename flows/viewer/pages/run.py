@@ -26,16 +26,22 @@ class RunQuery(Query):
     run: str = Field(min_length=1, max_length=300)
 
 
-class RunLine(Answer):
-    """A run, newest first. ``when`` is ISO 8601, UTC. ``failed_stage`` is the stage at which it stopped, if it failed,
-    was killed or was cancelled; ``cause`` says why, as far as that is known, and ``log_tail`` holds the last lines of
-    its log. ``go_on`` is the command that does the rest, empty if nothing is left."""
+class RunName(Answer):
+    """A run. ``when`` it began is ISO 8601, UTC; ``seconds`` is None while it runs. ``run_id`` is STORE:ID if it is of
+    another store than the page."""
 
     run_id: str
     pipeline: str
     when: str
     seconds: float | None
     state: str
+
+
+class RunLine(RunName):
+    """``failed_stage`` is the stage at which it stopped, if it failed, was killed or was cancelled; ``cause`` says why,
+    as far as that is known, and ``log_tail`` holds the last lines of its log. ``go_on`` is the command that does the
+    rest, empty if nothing is left."""
+
     failed_stage: str | None
     cause: str
     log_tail: str
@@ -84,31 +90,33 @@ class RunStage(Answer):
     log_tail: str
 
 
-class RunAnswer(Answer):
+class RunAnswer(RunName):
     """A run with its stages. ``gone`` says how it is known that a killed one ended. ``go_on`` is the command that does
     the rest of a run that was stopped, empty if nothing is left."""
 
-    run_id: str
-    pipeline: str
-    state: str
     command: str
     host: str
-    started: str
-    seconds: float | None
     gone: str
     go_on: str
     stages: list[RunStage]
+
+
+def name_of(run: Run, prefix: str = "") -> dict[str, Any]:
+    """What a :class:`RunName` says. ``prefix`` names the store, if it is another one."""
+    return {
+        "run_id": prefix + run["run_id"],
+        "pipeline": str(run.get("pipeline", "")),
+        "when": str(run.get("started_at", "")),
+        "seconds": run.get("duration_s"),
+        "state": run["state"],
+    }
 
 
 def run_line(run: Run, catalog: Catalog) -> RunLine:
     stage = stopped_at(run)
     recorded = run["stages"].get(stage, {}) if stage else {}
     return RunLine(
-        run_id=run["run_id"],
-        pipeline=str(run.get("pipeline", "")),
-        when=str(run.get("started_at", "")),
-        seconds=run.get("duration_s"),
-        state=run["state"],
+        **name_of(run),
         failed_stage=stage,
         cause=redacted(str(recorded.get("cause", "") or run.get("gone", ""))),
         log_tail=log_tail(log_of(catalog, run["run_id"], stage)) if stage else "",
@@ -163,13 +171,9 @@ def run(reader: "StoreReader", question: RunQuery) -> RunAnswer:
     live = live_stages(catalog.storage, record["run_id"])
     made = {name: artifacts.find(name, stage.get("fingerprint") or "") for name, stage in record["stages"].items()}
     return RunAnswer(
-        run_id=record["run_id"],
-        pipeline=str(record.get("pipeline", "")),
-        state=record["state"],
+        **name_of(record),
         command=redacted(str(record.get("command", ""))),
         host=str(record.get("host", "")),
-        started=str(record.get("started_at", "")),
-        seconds=record.get("duration_s"),
         gone=str(record.get("gone", "")),
         go_on=go_on(record),
         stages=[_stage(catalog, record, name, made[name], name in live) for name in record["stages"]],

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.pages.compare import EVALUATION
-from agentrl.flows.viewer.pages.run import run_named
+from agentrl.flows.viewer.pages.run import RunName, name_of, run_named
 from agentrl.flows.viewer.query.artifacts import label
 from agentrl.flows.viewer.wire import Answer, AtVersion
 from agentrl.pipelines.run.runs import Run, all_runs, diff_runs
@@ -30,23 +30,7 @@ class TwoRuns(AtVersion):
     b: str | None = None
 
 
-class RunName(Answer):
-    """``run_id`` is STORE:ID if the run is of another store than this one."""
-
-    run_id: str
-    pipeline: str
-    when: str
-    state: str
-
-
-class RunSide(Answer):
-    """``seconds`` is None while it runs."""
-
-    run_id: str
-    pipeline: str
-    when: str
-    seconds: float | None
-    state: str
+class RunSide(RunName):
     command: str
 
 
@@ -129,9 +113,9 @@ class Side(NamedTuple):
 def runs_compared(reader: "StoreReader", question: TwoRuns) -> RunsCompared:
     """Raises RefusedError if a run is not known. If nothing was ever appended, no rows are compared."""
     runs = all_runs(reader.catalog)
-    listed = [_name(run) for run in runs[:RUNS]]
+    listed = [RunName(**name_of(run)) for run in runs[:RUNS]]
     for store, other in reader.others().items():
-        listed += [_name(run, f"{store}:") for run in all_runs(other.catalog)[:RUNS]]
+        listed += [RunName(**name_of(run, f"{store}:")) for run in all_runs(other.catalog)[:RUNS]]
     after = _named(reader, "b", question.b) if question.b else _own(reader, next(iter(runs), None))
     before = (
         _named(reader, "a", question.a) if question.a else _own(reader, _before(runs, after.run if after else None))
@@ -140,8 +124,8 @@ def runs_compared(reader: "StoreReader", question: TwoRuns) -> RunsCompared:
     return RunsCompared(
         version=None if own is None else own.version,
         runs=listed,
-        a=_side(before) if before else None,
-        b=_side(after) if after else None,
+        a=_side(before),
+        b=_side(after),
         **(_differences(before, after, question.at) if before and after else {"same": [], "stages": []}),
     )
 
@@ -171,14 +155,8 @@ def _before(runs: list[Run], after: Run | None) -> Run | None:
     return next((run for run in older if run.get("pipeline") == after.get("pipeline")), None)
 
 
-def _name(run: Run, prefix: str = "") -> RunName:
-    words = {key: str(run.get(name, "")) for key, name in (("pipeline", "pipeline"), ("when", "started_at"))}
-    return RunName(run_id=prefix + run["run_id"], state=run["state"], **words)
-
-
-def _side(side: Side) -> RunSide:
-    seconds, command = side.run.get("duration_s"), str(side.run.get("command", ""))
-    return RunSide(**_name(side.run, side.prefix).model_dump(), seconds=seconds, command=command)
+def _side(side: Side | None) -> RunSide | None:
+    return RunSide(**name_of(side.run, side.prefix), command=str(side.run.get("command", ""))) if side else None
 
 
 def _stage(name: str, difference: dict[str, Any], before: Side, after: Side, at: str | None) -> StageDifference:

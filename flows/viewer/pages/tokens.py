@@ -25,7 +25,7 @@ TOKEN_SCHEMA = pa.schema(
         pa.field("version", pa.int32()),
     ]
 )
-"""The columns that every answer has: ``start`` and ``length`` in bytes of the text (null if the tokenizer is not known),
+"""The columns of every answer: ``start`` and ``length`` in bytes of the text (null if nobody knows the tokenizer),
 ``joined`` (the token starts inside a character: show it with the one before), and of the policy ``logprob`` (null where
 it sampled nothing) and the ``version`` of its weights (null where not known)."""
 

@@ -1,6 +1,6 @@
 // Messages laid out to be read: a small part of Markdown as elements, and JSON with line breaks. Nothing of it becomes
 // HTML or an address that a browser opens, and what is not understood stays as it is written.
-import { Text, withImages } from "./text.js";
+import { Text, terminal } from "./text.js";
 import { Wide, html, useMemo } from "./ui.js";
 
 /** @typedef {import("./vendor/preact.js").Child} Child */
@@ -16,14 +16,14 @@ function inline(text) {
   let end = 0;
   for (const match of text.matchAll(INLINE)) {
     const [whole, , code, bold, slanted, label, target] = match;
-    parts.push(withImages(text.slice(end, match.index)));
-    if (code !== undefined) parts.push(html`<code>${withImages(code)}</code>`);
-    else if (bold !== undefined) parts.push(html`<strong>${withImages(bold)}</strong>`);
-    else if (slanted !== undefined) parts.push(html`<em>${withImages(slanted)}</em>`);
-    else parts.push(withImages(label), html` <span class="soft">(${withImages(target)})</span>`);
+    parts.push(terminal(text.slice(end, match.index)));
+    if (code !== undefined) parts.push(html`<code>${terminal(code)}</code>`);
+    else if (bold !== undefined) parts.push(html`<strong>${terminal(bold)}</strong>`);
+    else if (slanted !== undefined) parts.push(html`<em>${terminal(slanted)}</em>`);
+    else parts.push(terminal(label), html` <span class="soft">(${terminal(target)})</span>`);
     end = match.index + whole.length;
   }
-  parts.push(withImages(text.slice(end)));
+  parts.push(terminal(text.slice(end)));
   return /** @type {Child[]} */ (parts);
 }
 

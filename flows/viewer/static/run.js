@@ -35,7 +35,7 @@ export function RunPage({ id }) {
   if (!value) return instead(problem, "reading the run", pieces(id));
   const stopped = value.stages.filter((stage) => STOPPED.includes(stage.status));
   return html`<h1>${pieces(value.run_id)}</h1>
-    <p role="status"><span class=${`status ${COLOURS[value.state] ?? "cached"}`}>${running ? "◌ " : value.state === "completed" ? "✓ " : "✗ "}${value.state}</span> <span class="soft">${pieces(value.pipeline)}, started ${time(value.started)} UTC on ${pieces(value.host)}${value.seconds === null ? "" : `, took ${seconds(value.seconds)}`}${value.gone && html`; ${pieces(value.gone)}`}</span></p>
+    <p role="status"><span class=${`status ${COLOURS[value.state] ?? "cached"}`}>${running ? "◌ " : value.state === "completed" ? "✓ " : "✗ "}${value.state}</span> <span class="soft">${pieces(value.pipeline)}, started ${time(value.when)} UTC on ${pieces(value.host)}${value.seconds === null ? "" : `, took ${seconds(value.seconds)}`}${value.gone && html`; ${pieces(value.gone)}`}</span></p>
     <p><code>${pieces(value.command)}</code></p>
     <p><a href=${address("/buffer", { filter: `run_id = ${literal(value.run_id)}` })}>its rows</a> · <a href=${address("/doctor", { run: value.run_id })}>what the doctor says</a></p>
     ${stopped.map((stage) => html`<${Stopped} key=${stage.stage} stage=${stage} run=${value} />`)}

@@ -1,5 +1,5 @@
-// Text of models and tools, shown as it is: control characters become visible, colours of terminals become classes,
-// and images are drawn only if the reader asks. Nothing is parsed as HTML.
+// Text of models and tools, shown as it is: control characters become visible, and colours of terminals become classes.
+// Nothing is parsed as HTML.
 import { size } from "./format.js";
 import { html, useMemo, useState } from "./ui.js";
 
@@ -80,7 +80,6 @@ function restyle(style, code) {
   if (colour) style.add(`ansi-${colour}`);
 }
 
-const IMAGE = /data:image\/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]{16,}={0,2}/g;
 const CHUNK = 16_384;
 const SHOWN = 1_000_000;
 
@@ -90,7 +89,7 @@ export function Text({ text }) {
   const parts = useMemo(() => chunks(text.slice(0, limit)), [text, limit]);
   const more = text.length - limit;
   return html`
-    ${parts.map((part) => html`<div class=${parts.length > 1 ? "chunk" : ""}>${withImages(part)}</div>`)}
+    ${parts.map((part) => html`<div class=${parts.length > 1 ? "chunk" : ""}>${terminal(part)}</div>`)}
     ${more > 0 && html`<button onClick=${() => setLimit(limit + SHOWN)}>show more (${size(more, "")} characters are left)</button>`}
   `;
 }
@@ -107,25 +106,4 @@ function chunks(text) {
   }
   parts.push(text.slice(start));
   return parts;
-}
-
-/** @param {string} text */
-export function withImages(text) {
-  if (!text.includes("data:image/")) return terminal(text);
-  const parts = [];
-  let end = 0;
-  for (const match of text.matchAll(IMAGE)) {
-    parts.push(terminal(text.slice(end, match.index)), html`<${Picture} source=${match[0]} />`);
-    end = match.index + match[0].length;
-  }
-  parts.push(terminal(text.slice(end)));
-  return parts;
-}
-
-/** A picture inside a message: its address until the reader asks for it. @param {{source: string}} props */
-function Picture({ source }) {
-  const [open, setOpen] = useState(false);
-  if (open) return html`<img class="picture" src=${source} alt="picture inside the message" />`;
-  return html`<span class="folded">${source.slice(0, 40)}…</span>
-    <button onClick=${() => setOpen(true)}>show the picture (${size(Math.round(source.length * 0.75))})</button>`;
 }

@@ -89,7 +89,9 @@ def application(
         except Exception as error:
             refused = explained(error)
             return JSONResponse(refused.body.model_dump(), refused.status)
-        return StreamingResponse(reader.events(ended), media_type="text/event-stream")
+        from agentrl.flows.viewer.pages.training import events as pulses
+
+        return StreamingResponse(pulses(reader.pulses, ended), media_type="text/event-stream")
 
     async def file(request: Request) -> Response:
         answer = front.answer(request, request.path_params["name"])

@@ -1,8 +1,10 @@
 """What all questions about one store share: its rows, artifacts and plans, and what was read of them before. Nothing
 here writes."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -11,21 +13,22 @@ from agentrl.datastore.annotations.labels import LabelSchema
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.tokenizers import TokenBytes
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.datastore.errors import StoreError, UnknownTrajectoryError
+from agentrl.datastore.errors import UnknownTrajectoryError
 from agentrl.datastore.read.prefixes import sampled
-from agentrl.flows.viewer.pages import tokens, training, trajectory
-from agentrl.flows.viewer.pages.compare import PairedDifference
-from agentrl.flows.viewer.pages.tokens import Decoded, decoded
-from agentrl.flows.viewer.pages.training import TrainingStage
+from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.processes import Commands
 from agentrl.flows.viewer.query import among
 from agentrl.flows.viewer.query.artifacts import Artifacts, numbers
 from agentrl.flows.viewer.query.tables import Recent, Snapshot, Tables, both
 from agentrl.flows.viewer.wire import Filtered, RefusedError
-from agentrl.pipelines.tokenizers import token_bytes
 
-TEXT_BYTES = 240
-"""How much of the text of some tokens a picture of a tree shows."""
+if TYPE_CHECKING:
+    from agentrl.flows.viewer.pages.compare import PairedDifference
+    from agentrl.flows.viewer.pages.training import Pulses, TrainingStage
+
+TOKENS = ("input_ids", "action_mask", "logprobs", "spans")
+CONTENT = (*SCALARS, "reward_components", "tags", "messages", "message_seconds", "tools", "final_state", *TOKENS)
+"""The columns of a whole row."""
 
 
 class StoreReader:
@@ -45,10 +48,16 @@ class StoreReader:
         self.artifacts = Artifacts(self.catalog)
         self.compared: Recent[tuple[str, str, bool], PairedDifference] = Recent(16)
         self._rows: Recent[tuple[str, int], pa.Table] = Recent(2)
-        self._tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
+        self.tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
         self.plans, self.diagnoses = Commands(patience=60.0), Commands(patience=600.0)
         self.trained: Recent[str, TrainingStage] = Recent(256)
-        self._pulses = training.Pulses(self.catalog, self.tables)
+
+    @cached_property
+    def pulses(self) -> "Pulses":
+        """What there is at this moment, for all who listen."""
+        from agentrl.flows.viewer.pages.training import Pulses
+
+        return Pulses(self.catalog, self.tables)
 
     def others(self) -> "dict[str, StoreReader]":
         """The other stores that can be read, by their names."""
@@ -70,18 +79,6 @@ class StoreReader:
             mask = row["action_mask"].combine_chunks()
         return numbers(mask[0], bool)
 
-    def tokens_of(self, row: pa.Table, version: int) -> tuple[pa.Table, bytes | None]:
-        """The tokens of one row with their columns, and their text if their tokenizer is known."""
-        text, reason = self.decoded(row)
-        scalars = {name: row[name][0] for name in (*trajectory.TOKENS, "tokenizer")}
-        learned = self.artifacts.trained_on(row["trajectory_id"][0].as_py(), numbers(scalars["input_ids"], np.int32))
-        matching = next((trained for trained in learned if trained.rows), learned[0] if learned else None)
-        table = tokens.token_table(scalars, text, matching, version, reason)
-        return table, None if text is None else text.text
-
-    def events(self, ended: Callable[[], bool] = lambda: False) -> AsyncIterator[bytes]:
-        return training.events(self._pulses, ended)
-
     def mask(self, question: Filtered, snapshot: Snapshot) -> np.ndarray | None:
         """The rows that a question is about; None if it is about all."""
         part = self.part(question, snapshot)
@@ -99,25 +96,6 @@ class StoreReader:
             raise RefusedError("a rule needs the artifact that has it", field="among")
         return None
 
-    def decoded(self, row: pa.Table) -> tuple[Decoded | None, str]:
-        """The tokens of a row with their text, or why there is none."""
-        ids = numbers(row["input_ids"][0], np.int32)
-        if not len(ids):
-            return None, "this row has no tokens: it can be read, but not trained on as sampled"
-        return self.text_of(ids, row["tokenizer"][0].as_py(), row["policy"][0].as_py())
-
-    def text_of(self, ids: np.ndarray, tokenizer: str, policy: str) -> tuple[Decoded | None, str]:
-        try:
-            known = self._tokenizers.get_or((tokenizer, policy), lambda: token_bytes(self.catalog, tokenizer, policy))
-        except (LookupError, StoreError) as error:
-            return None, str(error.args[0])
-        return decoded(known, ids), ""
-
-    def beginning(self, ids: np.ndarray, tokenizer: str, policy: str) -> str:
-        """The text of some tokens, as far as it is shown; empty if their tokenizer is not known."""
-        text, _ = self.text_of(ids, tokenizer, policy)
-        return text.text[:TEXT_BYTES].decode(errors="ignore") if text else ""
-
     def read(self, ids: list[str], columns: tuple[str, ...], snapshot: Snapshot) -> pa.Table:
         """Rows at the snapshot's version. The newest is followed, which is faster than opening a version."""
         newest = snapshot.version == self.tables.buffer.version
@@ -128,7 +106,7 @@ class StoreReader:
         snapshot = self.tables.at(at)
 
         def read() -> pa.Table:
-            row = self.read([trajectory_id], trajectory.CONTENT, snapshot)
+            row = self.read([trajectory_id], CONTENT, snapshot)
             return row.take(np.array([0]))  # a copy, which does not hold the rows that were decoded with it
 
         try:

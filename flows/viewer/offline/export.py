@@ -16,17 +16,14 @@ from starlette.responses import Response
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.offline import bundle
-from agentrl.flows.viewer.pages import task, trajectory
+from agentrl.flows.viewer.pages import task, tokens, trajectory
 from agentrl.flows.viewer.pages.trajectory import RowAnswer
-from agentrl.flows.viewer.query import facets
+from agentrl.flows.viewer.query import facets, selections
 from agentrl.flows.viewer.query.facets import Facet
 from agentrl.flows.viewer.query.tables import COLUMNS, TEXT, Snapshot, plain, stream
-from agentrl.flows.viewer.reader import StoreReader
+from agentrl.flows.viewer.reader import CONTENT, StoreReader
 from agentrl.flows.viewer.wire import Answer, Filtered, RefusedError
-from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.results.lineage import find_artifact
-from agentrl.pipelines.run.execute import open_output
-from agentrl.schemas.manifest import InputRecord, Kind
 
 CAP = 25_000_000
 """Bytes of a file at most. Mails and issue trackers take so much; a browser opens it at once."""
@@ -94,13 +91,8 @@ def choose(reader: StoreReader, text: str, snapshot: Snapshot) -> RowsOfFile:
     except LookupError as error:
         return _filtered(snapshot, text, str(error.args[0]))
     stage, fingerprint = manifest.ingredients.stage, manifest.fingerprint
-    outputs = [name for name, output in manifest.outputs.items() if output.kind is Kind.TRAJECTORIES]
-    if outputs:
-        record = InputRecord(stage=stage, output=outputs[0], fingerprint=fingerprint)
-        handle = open_output(record, reader.catalog, reader.tables.buffer)
-        assert isinstance(handle, Trajectories)
-        chosen_ids = known.intersection(handle.ids())
-    else:  # a stage that trains on what it samples, such as train.grpo
+    chosen_ids = known.intersection(selections.chosen(reader.artifacts, manifest).to_pylist())
+    if not chosen_ids:  # as of a stage that trains on what it samples, such as train.grpo
         rows = snapshot.columns(["trajectory_id", "stage", "fingerprint"])
         own = (pl.col("stage") == stage) & pl.col("fingerprint").str.starts_with(fingerprint)
         chosen_ids = set(rows.filter(own)["trajectory_id"])
@@ -200,7 +192,7 @@ class _Export:
     def _rows(self) -> Iterator[pa.Table]:
         """Each row as a table of one row."""
         for start in range(0, len(self._ids), AT_ONCE):
-            batch = self._reader.read(self._ids[start : start + AT_ONCE], trajectory.CONTENT, self._from)
+            batch = self._reader.read(self._ids[start : start + AT_ONCE], CONTENT, self._from)
             yield from (batch.slice(number, 1) for number in range(batch.num_rows))
 
     def _parts(self) -> Iterator[pa.Table]:
@@ -208,10 +200,10 @@ class _Export:
         held: list[dict[str, Any]] = []
         size = 0
         for row in self._rows():
-            tokens, text = self._reader.tokens_of(row, self._version)
+            table, text = tokens.tokens_of(self._reader, row, self._version)
             answer = self._answer(row)
-            said = trajectory.last_words(row["messages"][0].as_py())[:TEXT]
-            held.append({"answer": answer, "said": said, "tokens": stream(tokens), "text": text})
+            last = trajectory.last_words(row["messages"][0].as_py())[:TEXT]
+            held.append({"answer": answer, "said": last, "tokens": stream(table), "text": text})
             size += len(answer) + len(held[-1]["tokens"]) + len(text or b"")
             if size >= PART:
                 yield pa.Table.from_pylist(held, PART_SCHEMA)

@@ -3,14 +3,12 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.flows.viewer.pages.trajectory import failed, timed
 from agentrl.flows.viewer.query.tables import both
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, Filtered
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 ROWS = 2000
 """The newest rows with calls whose messages are read."""
@@ -57,7 +55,7 @@ class CallsByTool(Answer):
     failed: list[FailedCall]
 
 
-def calls(reader: "StoreReader", question: Filtered) -> CallsByTool:
+def calls(reader: StoreReader, question: Filtered) -> CallsByTool:
     """The calls of the rows in a filter."""
     snapshot = reader.tables.at(question.at)
     part = reader.part(question, snapshot)

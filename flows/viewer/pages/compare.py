@@ -1,7 +1,7 @@
 """Did the policy get better, and on what: evaluations side by side, the attempts at one task, and where two rows
 part."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 from pydantic import Field
@@ -9,15 +9,13 @@ from pydantic import Field
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, Query, RefusedError
 from agentrl.pipelines.results.gains import predecessors
 from agentrl.schemas.manifest import Manifest
 from agentrl.schemas.trajectory import CONTROL
 from agentrl.statistics.paired import Difference
 from agentrl.statistics.sharpening import said_p
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 EVALUATION = "evaluate.policy"
 CHANGED = 500
@@ -127,7 +125,7 @@ class Better(Answer):
     difference: PairedDifference | None
 
 
-def evaluations(reader: "StoreReader", question: Query) -> Evaluations:
+def evaluations(reader: StoreReader, question: Query) -> Evaluations:
     """All evaluations of the store, with their results by environment and level."""
     listed, artifacts = [], reader.artifacts
     for manifest in artifacts.all():
@@ -166,11 +164,11 @@ def evaluations(reader: "StoreReader", question: Query) -> Evaluations:
     return Evaluations(evaluations=listed)
 
 
-def compared(reader: "StoreReader", question: ArmsQuery) -> PairedDifference:
+def compared(reader: StoreReader, question: ArmsQuery) -> PairedDifference:
     return difference_of(reader, question.than, question.arm, question.greedy)
 
 
-def difference_of(reader: "StoreReader", than: str, arm: str, greedy: bool) -> PairedDifference:
+def difference_of(reader: StoreReader, than: str, arm: str, greedy: bool) -> PairedDifference:
     """How ``arm`` differs from ``than``; what was computed before is kept."""
     return reader.compared.get_or((than, arm, greedy), lambda: _difference(reader.catalog, than, arm, greedy))
 
@@ -265,7 +263,7 @@ def _signed(share: float) -> str:
 # the newest policy
 
 
-def better(reader: "StoreReader", question: Query) -> Better:
+def better(reader: StoreReader, question: Query) -> Better:
     """The newest policy against the one before it."""
     two = newest_two(reader.catalog, reader.artifacts)
     try:

@@ -1,7 +1,7 @@
 """What curation, selections and rejection dropped, by rule."""
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -12,12 +12,10 @@ from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.query import selections
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.query.tables import Snapshot
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, AtVersion
 from agentrl.schemas.manifest import Manifest
 from agentrl.statistics.intervals import wilson
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 FUNNELS = 20
 
@@ -64,7 +62,7 @@ class Funnels(Answer):
     funnels: list[Funnel]
 
 
-def funnels(reader: "StoreReader", question: AtVersion) -> Funnels:
+def funnels(reader: StoreReader, question: AtVersion) -> Funnels:
     """What each artifact that chooses rows dropped, by rule. If nothing was ever appended, rows have no outcomes."""
     artifacts, snapshot = reader.artifacts, reader.snapshot_if_any(question.at)
     listed: list[Funnel] = []

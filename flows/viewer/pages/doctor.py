@@ -1,14 +1,12 @@
 """What the doctor says of a run. It may load models, so it works in a process of its own."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentrl.flows.viewer.pages.run import RunQuery, run_named
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer
 from agentrl.pipelines.run.runs import Run
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 
 class Symptom(Answer):
@@ -37,7 +35,7 @@ class Diagnosis(Answer):
     findings: list[Symptom]
 
 
-def doctor(reader: "StoreReader", question: RunQuery) -> Diagnosis:
+def doctor(reader: StoreReader, question: RunQuery) -> Diagnosis:
     """What it found; it looks again only if a stage of the run began or ended. Raises RefusedError if there is no such
     run."""
     run = run_named(reader.catalog, question.run)

@@ -1,7 +1,7 @@
 """What became of a row: each stage that made it, saw it, kept or dropped it, paired it, or trained on it."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -13,11 +13,9 @@ from agentrl.flows.viewer.pages.trajectory import scalars_of
 from agentrl.flows.viewer.query import selections
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.query.tables import Snapshot
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, RowQuery
 from agentrl.schemas.manifest import Kind, Manifest
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 ARTIFACTS = 300
 """The newest artifacts that are looked through."""
@@ -45,7 +43,7 @@ class Fate(Answer):
     seen: list[SeenBy]
 
 
-def fate(reader: "StoreReader", question: RowQuery) -> Fate:
+def fate(reader: StoreReader, question: RowQuery) -> Fate:
     """What each artifact did with a row."""
     table, snapshot = reader.row_of(question.id, question.at)
     row, artifacts = scalars_of(table), reader.artifacts

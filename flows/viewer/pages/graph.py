@@ -5,17 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.storage.object_store import LocalStorage
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer
 from agentrl.pipelines.file.document import library_files
 from agentrl.pipelines.run.runs import Run
 from agentrl.pipelines.secrets import redacted
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 Stage = Mapping[str, Any]
 """One stage of ``agentrl plan --json``."""
@@ -55,7 +53,7 @@ class Drawn:
     problem: str | None = None
 
 
-def planned(reader: "StoreReader", run: Run, wait: float, settings: Sequence[str] = ()) -> Drawn | None:
+def planned(reader: StoreReader, run: Run, wait: float, settings: Sequence[str] = ()) -> Drawn | None:
     """The plan of a run's pipeline as it is now, with other ``settings``; None if there is none after ``wait``
     seconds. The user's code is imported by a process of its own."""
     arguments, problem = plan_arguments(run, reader.catalog, reader.store)

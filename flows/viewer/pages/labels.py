@@ -2,19 +2,17 @@
 
 import getpass
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import polars as pl
 from pydantic import Field
 
 from agentrl.datastore.annotations.current import current
 from agentrl.datastore.formats.annotations import annotate
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, Filtered, Query, RefusedError
 from agentrl.schemas.annotation import TARGET
 from agentrl.schemas.json_text import loads
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 _FIELDS = ("name", *TARGET[1:], "value", "comment", "author", "author_kind")
 MOST = 500
@@ -106,7 +104,7 @@ class LabelGiven(Answer):
     version: int
 
 
-def queue(reader: "StoreReader", question: LabelQuery) -> LabelQueue:
+def queue(reader: StoreReader, question: LabelQuery) -> LabelQueue:
     """The rows of a filter in the order in which they are labelled.
 
     ``unlabelled`` are those that the author gave no label of this name, by id. ``uncertain`` are the same, those first
@@ -170,7 +168,7 @@ def _most_uncertain(rows: pl.DataFrame, given: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def row_labels(reader: "StoreReader", question: LabelledRow) -> RowLabels:
+def row_labels(reader: StoreReader, question: LabelledRow) -> RowLabels:
     """What was ever said of a row, newest first: what counts, and what no longer does."""
     every = (
         reader.tables.buffer.annotations.frame()
@@ -195,7 +193,7 @@ def _said_and_called(message: dict[str, Any]) -> str:
     return "\n".join(filter(None, [message.get("content", ""), *calls]))
 
 
-def give(reader: "StoreReader", question: AnnotationQuery) -> LabelGiven:
+def give(reader: StoreReader, question: AnnotationQuery) -> LabelGiven:
     """Append what is said of a row. Raises RefusedError if it does not fit the row."""
     fields = question.model_dump(exclude_none=True)
     if fields["comment"] == "" and "correction" not in fields:

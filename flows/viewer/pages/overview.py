@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -10,14 +9,12 @@ from agentrl.datastore.errors import NoBufferError
 from agentrl.flows.viewer.pages import graph
 from agentrl.flows.viewer.pages.graph import StageBox
 from agentrl.flows.viewer.pages.run import STOPPED, RunLine, run_line
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, Query, RefusedError
 from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.run.runs import Run, all_runs
 from agentrl.pipelines.secrets import redacted
 from agentrl.schemas.manifest import Kind
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 RUNS = 50
 PLAN_S = 5.0
@@ -86,7 +83,7 @@ class KnownSettings(Answer):
     settings: list[Setting]
 
 
-def tabs(reader: "StoreReader", question: Query) -> Filled:
+def tabs(reader: StoreReader, question: Query) -> Filled:
     """Pages that have something to show. What shows runs is there from the first one on, whatever came of it."""
     made_now = reader.artifacts.all()
     kinds = {output.kind for made in made_now for output in made.outputs.values()}
@@ -106,7 +103,7 @@ def tabs(reader: "StoreReader", question: Query) -> Filled:
     return Filled(paths=[path for path, is_filled in filled.items() if is_filled])
 
 
-def overview(reader: "StoreReader", question: OfPipeline) -> Overview:
+def overview(reader: StoreReader, question: OfPipeline) -> Overview:
     """Raises RefusedError if no run is of the pipeline."""
     catalog, pipeline = reader.catalog, question.pipeline
     runs = all_runs(catalog)
@@ -139,7 +136,7 @@ def overview(reader: "StoreReader", question: OfPipeline) -> Overview:
     )
 
 
-def plan(reader: "StoreReader", question: WhatIf) -> PlanAnswer:
+def plan(reader: StoreReader, question: WhatIf) -> PlanAnswer:
     """What would run with other settings. Raises RefusedError if no run is of the pipeline."""
     pipeline, settings = question.pipeline, question.set
     run = _newest(all_runs(reader.catalog), pipeline)
@@ -158,7 +155,7 @@ def plan(reader: "StoreReader", question: WhatIf) -> PlanAnswer:
     )
 
 
-def settings(reader: "StoreReader", question: NamedPipeline) -> KnownSettings:
+def settings(reader: StoreReader, question: NamedPipeline) -> KnownSettings:
     """What the stages of the pipeline's newest run were configured with. Raises RefusedError if no run is of it."""
     from agentrl.pipelines.results.measured import flat_config
 

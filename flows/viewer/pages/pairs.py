@@ -1,6 +1,6 @@
 """Preference pairs: which tokens both sides share, which ones the loss covers, and how far apart a reference is."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -9,13 +9,11 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from agentrl.datastore.errors import StoreError
-from agentrl.flows.viewer.pages.tokens import side_table
+from agentrl.flows.viewer.pages.tokens import side_table, text_of
 from agentrl.flows.viewer.query.artifacts import Artifacts, TrainingScalars, label, numbers, row_at
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, Query, RefusedError
 from agentrl.schemas.manifest import Kind, Manifest, OutputRecord
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 LINES = ("pair_id", "task_id", "kind", "chosen_id", "rejected_id", "chosen_reward", "rejected_reward", "shared_prefix")
 SIDES = {"chosen": 1, "rejected": -1}
@@ -87,7 +85,7 @@ class PairAnswer(Answer):
     next: str | None
 
 
-def pairs(reader: "StoreReader", question: ArtifactPage) -> PairLines:
+def pairs(reader: StoreReader, question: ArtifactPage) -> PairLines:
     """A page of the pairs of one artifact. Raises RefusedError if it has none."""
     artifacts, artifact = reader.artifacts, question.artifact
     made = {label(manifest): (manifest, output) for manifest, output in _with_pairs(artifacts)}
@@ -139,21 +137,21 @@ def _place(file: pq.ParquetFile, artifact: str, pair_id: str) -> tuple[int, str 
     return index, before, ids[index + 1].as_py() if index + 1 < len(ids) else None
 
 
-def side_tokens(reader: "StoreReader", question: SideQuery) -> pa.Table:
+def side_tokens(reader: StoreReader, question: SideQuery) -> pa.Table:
     """The tokens of a side of a pair."""
     _, pair = pair_scalars(reader.artifacts, question.artifact, question.pair_id)
     ids, mask = pair[f"{question.side}_ids"], pair[f"{question.side}_mask"]
-    text, reason = reader.text_of(numbers(ids, np.int32), pair["tokenizer"].as_py(), "")
+    text, reason = text_of(reader, numbers(ids, np.int32), pair["tokenizer"].as_py(), "")
     return side_table(ids, mask, text, reason)
 
 
-def side_text(reader: "StoreReader", question: SideQuery) -> bytes:
+def side_text(reader: StoreReader, question: SideQuery) -> bytes:
     _, pair = pair_scalars(reader.artifacts, question.artifact, question.pair_id)
-    decoded, _ = reader.text_of(numbers(pair[f"{question.side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
+    decoded, _ = text_of(reader, numbers(pair[f"{question.side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
     return decoded.text if decoded else b""
 
 
-def pair(reader: "StoreReader", question: PairQuery) -> PairAnswer:
+def pair(reader: StoreReader, question: PairQuery) -> PairAnswer:
     artifacts, artifact, pair_id = reader.artifacts, question.artifact, question.pair_id
     manifest, pair = pair_scalars(artifacts, artifact, pair_id)
     output = next(record for record in manifest.outputs.values() if record.kind is Kind.PAIRS)

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pydantic import Field
@@ -14,10 +14,8 @@ from agentrl.flows.viewer.pages.trajectory import last_words
 from agentrl.flows.viewer.query import facets as histograms
 from agentrl.flows.viewer.query.facets import Facets
 from agentrl.flows.viewer.query.tables import TEXT, column_of
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, AtVersion, Filtered, RefusedError
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 
 class Page(Filtered):
@@ -39,7 +37,7 @@ class Answers(Answer):
     answers: dict[str, str]
 
 
-def rows(reader: "StoreReader", question: Page) -> tuple[pa.Table, dict[str, str]]:
+def rows(reader: StoreReader, question: Page) -> tuple[pa.Table, dict[str, str]]:
     """A page of rows, and the headers that go with it. Without ``columns`` it has all."""
     snapshot = reader.tables.at(question.at)
     part = reader.part(question, snapshot)
@@ -98,13 +96,13 @@ def _texts(message: Mapping[str, Any]) -> Iterator[str]:
         yield f"{call['name']} {call['arguments']}"
 
 
-def facets(reader: "StoreReader", question: Filtered) -> Facets:
+def facets(reader: StoreReader, question: Filtered) -> Facets:
     snapshot = reader.tables.at(question.at)
     part = reader.part(question, snapshot)
     return histograms.facets(snapshot, question.filter, part.mask if part else None)
 
 
-def answers(reader: "StoreReader", question: SomeRows) -> Answers:
+def answers(reader: StoreReader, question: SomeRows) -> Answers:
     """What the policy said last in these rows. Raises RefusedError if one is not there."""
     snapshot = reader.tables.at(question.at)
     try:

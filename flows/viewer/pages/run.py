@@ -2,20 +2,18 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, ValidationError
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.live_metrics import live_stages
 from agentrl.flows.viewer.query.artifacts import label
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, Query, RefusedError
 from agentrl.pipelines.run.runs import Run, find_run
 from agentrl.pipelines.secrets import redacted
 from agentrl.schemas.manifest import Manifest
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 STOPPED = ("failed", "killed", "cancelled")
 """How a stage, or a run, may end before it is done."""
@@ -164,7 +162,7 @@ def run_named(catalog: Catalog, text: str, field: str = "run") -> Run:
         raise RefusedError(str(error.args[0]), field=field, status=404) from None
 
 
-def run(reader: "StoreReader", question: RunQuery) -> RunAnswer:
+def run(reader: StoreReader, question: RunQuery) -> RunAnswer:
     """Raises RefusedError if there is no such run."""
     catalog, artifacts = reader.catalog, reader.artifacts
     record = run_named(catalog, question.run)

@@ -1,7 +1,7 @@
 """Two runs side by side: config, code, inputs, metrics, and the rows that differ."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 import pyarrow.parquet as pq
@@ -11,12 +11,10 @@ from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.pages.compare import EVALUATION
 from agentrl.flows.viewer.pages.run import RunName, name_of, run_named
 from agentrl.flows.viewer.query.artifacts import label
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, AtVersion
 from agentrl.pipelines.run.runs import Run, all_runs, diff_runs
 from agentrl.schemas.manifest import Kind, Manifest
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 RUNS, TASKS, PROMPT = 200, 200, 300
 TASK = ["env", "task_id", "prompt"]
@@ -106,11 +104,11 @@ class Side(NamedTuple):
     """A run that is compared, its store, and how names of that store begin here: STORE:, or nothing."""
 
     run: Run
-    reader: "StoreReader"
+    reader: StoreReader
     prefix: str
 
 
-def runs_compared(reader: "StoreReader", question: TwoRuns) -> RunsCompared:
+def runs_compared(reader: StoreReader, question: TwoRuns) -> RunsCompared:
     """Raises RefusedError if a run is not known. If nothing was ever appended, no rows are compared."""
     runs = all_runs(reader.catalog)
     listed = [RunName(**name_of(run)) for run in runs[:RUNS]]
@@ -138,11 +136,11 @@ def _differences(before: Side, after: Side, at: str | None) -> dict[str, Any]:
     return {"same": [name for name in shared if name not in differing], "stages": stages}
 
 
-def _own(reader: "StoreReader", run: Run | None) -> Side | None:
+def _own(reader: StoreReader, run: Run | None) -> Side | None:
     return Side(run, reader, "") if run else None
 
 
-def _named(reader: "StoreReader", field: str, text: str) -> Side:
+def _named(reader: StoreReader, field: str, text: str) -> Side:
     store, prefix, name = reader.elsewhere(text)
     return Side(run_named(store.catalog, name, field), store, prefix)
 

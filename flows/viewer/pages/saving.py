@@ -6,7 +6,6 @@ into a query. So a filter is passed on only if both choose the same rows.
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -17,10 +16,8 @@ from agentrl.datastore.read import sql
 from agentrl.flows.viewer.processes import told_by
 from agentrl.flows.viewer.query import filters
 from agentrl.flows.viewer.query.tables import COLUMNS, Snapshot
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, Filtered, RefusedError
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 PATIENCE_S = 50.0
 """Seconds after which saving is given up."""
@@ -49,7 +46,7 @@ class SavedSelection(Answer):
     wiring: str
 
 
-def save(reader: "StoreReader", question: SaveQuery) -> SavedSelection:
+def save(reader: StoreReader, question: SaveQuery) -> SavedSelection:
     """Save the rows that a page shows, or those with ``ids`` among them. Raises RefusedError if there are none, if an
     id is unknown, or if the name stands for something else."""
     snapshot = reader.tables.at(question.at)
@@ -83,7 +80,7 @@ def save(reader: "StoreReader", question: SaveQuery) -> SavedSelection:
     )
 
 
-def _chosen(reader: "StoreReader", question: SaveQuery, snapshot: Snapshot) -> pl.DataFrame:
+def _chosen(reader: StoreReader, question: SaveQuery, snapshot: Snapshot) -> pl.DataFrame:
     """Ids and splits of the rows that a question is about."""
     rows = snapshot.columns(["trajectory_id", "split"])
     mask = reader.mask(question, snapshot)

@@ -4,19 +4,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow.compute as pc
 
+from agentrl.flows.viewer.pages.tokens import beginning
 from agentrl.flows.viewer.query.artifacts import numbers
 from agentrl.flows.viewer.query.tables import Snapshot
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, AtVersion, RefusedError
 from agentrl.statistics.intervals import wilson
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 PROMPTS, PROMPT = 5, 300
 """Different prompts of a task that are shown, and characters of each."""
@@ -106,7 +105,7 @@ TEMPERATURE = pl.col("sampling").str.json_path_match("$.temperature").cast(pl.Fl
 """The temperature that a row was sampled at; null if the row does not say."""
 
 
-def task(reader: "StoreReader", question: TaskQuery) -> TaskAttempts:
+def task(reader: StoreReader, question: TaskQuery) -> TaskAttempts:
     return attempts_at(reader.tables.at(question.at), question.env, question.task_id)
 
 
@@ -150,7 +149,7 @@ def _strip(rows: pl.DataFrame) -> Strip:
 # as a tree
 
 
-def task_tree(reader: "StoreReader", question: TaskQuery) -> TaskTree:
+def task_tree(reader: StoreReader, question: TaskQuery) -> TaskTree:
     """The newest attempts at a task as a tree. Raises RefusedError if there is none."""
     snapshot = reader.tables.at(question.at)
     ids = _attempts(snapshot, question.env, question.task_id, ["trajectory_id", "created_at"])["trajectory_id"]
@@ -166,7 +165,7 @@ def task_tree(reader: "StoreReader", question: TaskQuery) -> TaskTree:
     for branch in prefix_tree(sequences):
         first = branch.members[0]
         part = sequences[first][branch.start : min(branch.end, branch.start + TOKENS)]
-        text = reader.beginning(part, tokenizer, rows[first]["policy"])
+        text = beginning(reader, part, tokenizer, rows[first]["policy"])
         branches.append(_told(branch, rows, text))
     return TaskTree(version=snapshot.version, rows=len(rows), left_out=len(ids) - len(rows), branches=branches)
 

@@ -2,17 +2,16 @@
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from agentrl.datastore.artifacts.tokenizers import UNKNOWN, TokenBytes
+from agentrl.datastore.errors import StoreError
 from agentrl.flows.viewer.query.artifacts import LearnedTokens, numbers
+from agentrl.flows.viewer.reader import TOKENS, StoreReader
 from agentrl.flows.viewer.wire import RowQuery
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
+from agentrl.pipelines.tokenizers import token_bytes
 
 TOKEN_SCHEMA = pa.schema(
     [
@@ -28,6 +27,9 @@ TOKEN_SCHEMA = pa.schema(
 """The columns of every answer: ``start`` and ``length`` in bytes of the text (null if nobody knows the tokenizer),
 ``joined`` (the token starts inside a character: show it with the one before), and of the policy ``logprob`` (null where
 it sampled nothing) and the ``version`` of its weights (null where not known)."""
+
+TEXT_BYTES = 240
+"""How much of the text of some tokens a line shows."""
 
 LENSES = {
     "weight": pa.float32(),
@@ -91,16 +93,48 @@ def _replaced(raw: bytes, stray: np.ndarray) -> tuple[bytes, np.ndarray]:
     return made.tobytes(), places - np.arange(len(places))
 
 
-def tokens(reader: "StoreReader", question: RowQuery) -> pa.Table:
+def tokens(reader: StoreReader, question: RowQuery) -> pa.Table:
     """The tokens of a row."""
     row, snapshot = reader.row_of(question.id, question.at)
-    return reader.tokens_of(row, snapshot.version)[0]
+    return tokens_of(reader, row, snapshot.version)[0]
 
 
-def text(reader: "StoreReader", question: RowQuery) -> bytes:
+def text(reader: StoreReader, question: RowQuery) -> bytes:
     """The text of a row's tokens; empty if their tokenizer is not known, which the answer with the tokens says."""
-    decoded, _ = reader.decoded(reader.row_of(question.id, question.at)[0])
+    decoded, _ = decoded_of(reader, reader.row_of(question.id, question.at)[0])
     return decoded.text if decoded else b""
+
+
+def tokens_of(reader: StoreReader, row: pa.Table, version: int) -> tuple[pa.Table, bytes | None]:
+    """The tokens of one row with their columns, and their text if their tokenizer is known."""
+    text, reason = decoded_of(reader, row)
+    scalars = {name: row[name][0] for name in (*TOKENS, "tokenizer")}
+    learned = reader.artifacts.trained_on(row["trajectory_id"][0].as_py(), numbers(scalars["input_ids"], np.int32))
+    matching = next((trained for trained in learned if trained.rows), learned[0] if learned else None)
+    table = token_table(scalars, text, matching, version, reason)
+    return table, None if text is None else text.text
+
+
+def decoded_of(reader: StoreReader, row: pa.Table) -> tuple[Decoded | None, str]:
+    """The tokens of a row with their text, or why there is none."""
+    ids = numbers(row["input_ids"][0], np.int32)
+    if not len(ids):
+        return None, "this row has no tokens: it can be read, but not trained on as sampled"
+    return text_of(reader, ids, row["tokenizer"][0].as_py(), row["policy"][0].as_py())
+
+
+def text_of(reader: StoreReader, ids: np.ndarray, tokenizer: str, policy: str) -> tuple[Decoded | None, str]:
+    try:
+        known = reader.tokenizers.get_or((tokenizer, policy), lambda: token_bytes(reader.catalog, tokenizer, policy))
+    except (LookupError, StoreError) as error:
+        return None, str(error.args[0])
+    return decoded(known, ids), ""
+
+
+def beginning(reader: StoreReader, ids: np.ndarray, tokenizer: str, policy: str) -> str:
+    """The text of some tokens, as far as it is shown; empty if their tokenizer is not known."""
+    text, _ = text_of(reader, ids, tokenizer, policy)
+    return text.text[:TEXT_BYTES].decode(errors="ignore") if text else ""
 
 
 def token_table(

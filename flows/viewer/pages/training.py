@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 import polars as pl
@@ -21,14 +20,12 @@ from agentrl.doctor.curves import ESS, KL
 from agentrl.flows.viewer.pages.run import STOPPED, StageProgress, StoppedRun, not_run_again, progress_of
 from agentrl.flows.viewer.query.artifacts import Artifacts, label
 from agentrl.flows.viewer.query.tables import Tables, plain
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, AtVersion, Query, RefusedError
 from agentrl.pipelines.diagnose import bands_of
 from agentrl.pipelines.results.learned import rows_of_step
 from agentrl.pipelines.run.runs import Run, all_runs
 from agentrl.schemas.manifest import Manifest
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 PULSE_S = 0.5
 """Seconds between two looks at the store."""
@@ -123,7 +120,7 @@ ALWAYS = [
 """Bounds that depend on no config."""
 
 
-def stages(reader: "StoreReader", question: StagesQuery) -> TrainingStages:
+def stages(reader: StoreReader, question: StagesQuery) -> TrainingStages:
     """What trained, and what trains now."""
     catalog, artifacts = reader.catalog, reader.artifacts
     listed = [
@@ -205,14 +202,14 @@ def trained(artifacts: Artifacts, artifact: str) -> Manifest:
     return manifest
 
 
-def metrics(reader: "StoreReader", question: ArtifactQuery) -> pa.Table:
+def metrics(reader: StoreReader, question: ArtifactQuery) -> pa.Table:
     """The metrics of a training artifact as it recorded them. Raises RefusedError if it has none."""
     reader, _, artifact = reader.elsewhere(question.artifact)
     with _metrics(reader.artifacts, trained(reader.artifacts, artifact)) as file:
         return file.read()
 
 
-def rows_of(reader: "StoreReader", question: StepQuery) -> tuple[pa.Table, dict[str, str]]:
+def rows_of(reader: StoreReader, question: StepQuery) -> tuple[pa.Table, dict[str, str]]:
     """The rows that a step learned from: ``weight`` is the mean over trained tokens, online the advantage; what stands
     in the buffer is null if the row is gone from it; ``staleness`` is how many versions of the weights later than they
     sampled it the row was trained on. Raises RefusedError if the step was never taken."""
@@ -241,7 +238,7 @@ def _version_at(artifacts: Artifacts, manifest: Manifest, step: int) -> int | No
 # now
 
 
-def lines(reader: "StoreReader", question: LinesQuery) -> LiveAnswer:
+def lines(reader: StoreReader, question: LinesQuery) -> LiveAnswer:
     """The lines of a live log after a cursor. Raises RefusedError if there is no such log."""
     run_id, stage, cursor = question.run_id, question.stage, question.cursor
     live = lines_after(reader.catalog.storage, run_id, stage, cursor)

@@ -4,7 +4,7 @@ sampled tokens are trained on."""
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -14,11 +14,9 @@ from pydantic import Field
 from agentrl.datastore.table.writer import SCALARS
 from agentrl.flows.viewer.query.artifacts import Artifacts, label, numbers
 from agentrl.flows.viewer.query.tables import Snapshot
+from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, RefusedError, RowQuery
 from agentrl.schemas.manifest import Kind, Manifest
-
-if TYPE_CHECKING:
-    from agentrl.flows.viewer.reader import StoreReader
 
 CUT = 20_000
 """Characters of a message's texts, unless the whole message is asked for."""
@@ -27,8 +25,6 @@ CUT_MORE, WHOLE = 200, 4_000_000
 CUT_JSON = 200_000
 BREACHES = 1000
 ATTEMPTS = 1024
-TOKENS = ("input_ids", "action_mask", "logprobs", "spans")
-CONTENT = (*SCALARS, "reward_components", "tags", "messages", "message_seconds", "tools", "final_state", *TOKENS)
 
 
 class MessageQuery(RowQuery):
@@ -163,7 +159,7 @@ class RowAnswer(Answer):
     neighbours: Neighbours
 
 
-def row(reader: "StoreReader", question: RowQuery) -> RowAnswer:
+def row(reader: StoreReader, question: RowQuery) -> RowAnswer:
     table, snapshot = reader.row_of(question.id, question.at)
     scalars = scalars_of(table)
     about = content(table, scalars, reader.artifacts, reader.sampled(table))
@@ -234,7 +230,7 @@ def last_words(messages: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
-def message(reader: "StoreReader", question: MessageQuery) -> ShownMessage:
+def message(reader: StoreReader, question: MessageQuery) -> ShownMessage:
     """A message whose content begins at a character and has at most so many. Raises RefusedError if there is none of
     this number."""
     table, _ = reader.row_of(question.id, question.at)

@@ -11,14 +11,6 @@ import { Lines, html } from "./ui.js";
 /** @typedef {import("./wire.js").RowLabels} Labels */
 /** @typedef {import("./wire.js").RowAnswer["messages"]} Messages */
 
-/** Opens it, for a key. */
-export const showAnnotations = () => {
-  const panel = /** @type {HTMLDetailsElement | null} */ (document.getElementById("annotations"));
-  if (!panel) return;
-  panel.open = true;
-  panel.scrollIntoView({ block: "nearest" });
-};
-
 /** An exported file has none. @param {{id: string, at: string | undefined, messages: Messages}} props */
 export const Annotations = (props) => (store ? html`<${OfRow} ...${props} />` : null);
 

@@ -50,17 +50,10 @@ function Group({ id, at, messages, spans, painter, start, laid }) {
     const lines = 2 + Math.ceil((painter ? 5 * (to - from) : turn.characters) / 100);
     return html`<article key=${i} id=${`m${i}`} class=${`turn ${turn.role}${turn.error ? " failed" : ""}`} tabindex="-1"
         aria-label=${`message ${i + 1} of ${messages.length}, ${turn.role}`} style=${{ "--turn": `${20 * lines}px` }}>
-      <${Head} turn=${turn} count=${painter ? to - from : 0} trained=${painter ? trained(painter, from, to) : 0} learned=${Boolean(painter?.tokens.trained)} />
+      <${Head} turn=${turn} count=${painter ? to - from : 0} trained=${painter ? painter.tokens.coveredFrom(from, to) : 0} learned=${Boolean(painter?.tokens.trained)} />
       ${painter && to > from ? html`<${TokenText} painter=${painter} from=${from} to=${to} />` : html`<${Body} id=${id} at=${at} turn=${turn} laid=${laid} />`}
     </article>`;
   });
-}
-
-/** @param {Painter} painter @param {number} from @param {number} to */
-function trained(painter, from, to) {
-  let sum = 0;
-  for (let i = from; i < to; i++) if (painter.tokens.covered(i)) sum++;
-  return sum;
 }
 
 /** @param {{turn: Turn, count: number, trained: number, learned: boolean}} props */

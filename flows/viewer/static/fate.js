@@ -11,14 +11,6 @@ import { Lines, html, useState } from "./ui.js";
 /** @type {Record<string, {mark: string, tone: string}>} */
 const MARKS = { made: { mark: "+", tone: "" }, kept: { mark: "✓", tone: "good" }, trained: { mark: "✓", tone: "good" }, chosen: { mark: "✓", tone: "good" }, rejected: { mark: "✗", tone: "bad" }, dropped: { mark: "✗", tone: "bad" }, "left out": { mark: "✗", tone: "bad" }, read: { mark: "·", tone: "soft" } };
 
-/** Opens it, for a key. */
-export const showFate = () => {
-  const panel = /** @type {HTMLDetailsElement | null} */ (document.getElementById("fate"));
-  if (!panel) return;
-  panel.open = true;
-  panel.scrollIntoView({ block: "nearest" });
-};
-
 /** @param {{id: string, at: string | undefined}} props */
 export function Fate({ id, at }) {
   const [open, setOpen] = useState(false);

@@ -74,6 +74,11 @@ export class Tokens {
     return Boolean(this.trained ? this.trained[i] : this.mask[i]);
   }
 
+  /** How many tokens from `a` to `b` it covers. @param {number} a @param {number} b */
+  coveredFrom(a, b) {
+    return (this.trained ?? this.mask).subarray(a, b).reduce((sum, flag) => sum + flag, 0);
+  }
+
   /** The text of the tokens from `a` to `b`, and their ids if the tokenizer is not known. @param {number} a @param {number} b */
   slice(a, b) {
     if (!this.known) return Array.from(this.id.slice(a, b), (id) => `‹${id}›`).join("");

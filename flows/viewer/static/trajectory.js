@@ -1,21 +1,22 @@
 // One trajectory: its messages, and under a lens its tokens in place.
-import { Annotations, showAnnotations } from "./annotations.js";
+import { Annotations } from "./annotations.js";
 import { json, useAnswer } from "./api.js";
 import { Conversation } from "./conversation.js";
-import { Fate, showFate } from "./fate.js";
+import { Fate } from "./fate.js";
 import { literal, oneOf } from "./filter.js";
 import { count, decimal, plural, seconds, short } from "./format.js";
 import { copy, say, useKeys } from "./keys.js";
 import { lacking, LENSES, spoken } from "./lenses.js";
 import { address, change, go, lasting, route, rowAddress, version } from "./location.js";
 import { useMarks } from "./matches.js";
+import { Laid } from "./markdown.js";
 import { Minimap } from "./minimap.js";
 import { Painter } from "./painter.js";
 import { instead } from "./problem.js";
 import { select, selected } from "./selection.js";
 import { store } from "./served.js";
 import { share } from "./share.js";
-import { pieces, Text, visible } from "./text.js";
+import { pieces, visible } from "./text.js";
 import { theme } from "./theme.js";
 import { fetchTokens, shares } from "./tokens.js";
 import { html, useEffect, useMemo } from "./ui.js";
@@ -94,8 +95,8 @@ function Trajectory({ id, row, tokens }) {
     ArrowRight: { does: "next token", run: () => tokens.length && jump(Math.min(tokens.length - 1, token + 1)) },
     ArrowLeft: { does: "previous token", run: () => tokens.length && jump(Math.max(0, token - 1)) },
     b: { does: "next token that breaks the mask's proof", run: () => tokens.breaches.size && jump(next()) },
-    f: { does: "what became of this row", run: showFate },
-    a: { does: "what people and judges said of this row", run: showAnnotations },
+    f: { does: "what became of this row", run: () => unfold("fate") },
+    a: { does: "what people and judges said of this row", run: () => unfold("annotations") },
     x: { does: "select this row", run: () => select(id) },
   });
   return html`<div class="trajectory">
@@ -139,6 +140,14 @@ function Outline({ messages, current, open }) {
       open(i);
     }}>${line(message)}</a></li>`)}
     </ol>${messages.length > LISTED && html`<p class="soft">and ${count(messages.length - LISTED)} more</p>`}</nav>`;
+}
+
+/** @param {string} id of what is folded */
+function unfold(id) {
+  const panel = /** @type {HTMLDetailsElement | null} */ (document.getElementById(id));
+  if (!panel) return;
+  panel.open = true;
+  panel.scrollIntoView({ block: "nearest" });
 }
 
 /** Goes to a message; one that is not drawn yet comes in one of the next frames. @param {number} number */
@@ -225,8 +234,7 @@ function LensBar({ tokens, chosen }) {
 /** @param {{row: Row, tokens: Tokens, jump: () => void}} props */
 function Proof({ row, tokens, jump }) {
   if (!tokens.length) return html`<p class="soft">${lacking(LENSES[0], tokens)}.</p>`;
-  let covered = 0;
-  for (let i = 0; i < tokens.length; i++) if (tokens.covered(i)) covered++;
+  const covered = tokens.coveredFrom(0, tokens.length);
   if (!row.breaches) return html`<p class="proof good">✓ ${plural(covered, tokens.trained ? "trained token" : "action token")}, each sampled by a policy</p>`;
   return html`<p class="proof bad">✗ ${plural(row.breaches, "token")} ${row.breaches === 1 ? "breaks" : "break"} the mask's proof${row.breaches > row.proof.length ? `, of which ${count(row.proof.length)} are marked` : ""} <button onClick=${jump}>next (b)</button></p>`;
 }
@@ -247,16 +255,7 @@ function More({ row }) {
 function Whole({ text, characters }) {
   const all = characters <= text.length;
   return html`${!all && html`<p class="soft">the first ${count(text.length)} of ${count(characters)} characters; <code>agentrl view export</code> has all</p>`}
-    <pre><${Text} text=${all ? pretty(text) : text} /></pre>`;
-}
-
-/** @param {string} text JSON */
-function pretty(text) {
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
+    <${Laid} text=${text} marked=${false} />`;
 }
 
 /** @param {{lineage: import("./wire.js").Made}} props */

@@ -191,32 +191,22 @@ def _difference(catalog: Catalog, than: str, arm: str, greedy: bool) -> PairedDi
         [(_, difference)] = comparison.differences()
     except ValueError as error:
         raise RefusedError(f"{than} and {arm} cannot be compared: {error}", field="arm") from None
-    beside = after.beside(before)
-
-    def changed(gained: bool) -> list[ChangedTask]:
-        chosen = ((task, pair) for task, pair in beside.items() if (pair[1] > pair[0] if gained else pair[1] < pair[0]))
-        return [
-            ChangedTask(env=env, task_id=task_id, prompt=prompt[:PROMPT], before=first, after=other)
-            for (env, task_id, prompt), (first, other) in chosen
-        ]
-
-    gains, losses = changed(True), changed(False)
+    changed = [
+        ChangedTask(env=env, task_id=task_id, prompt=prompt[:PROMPT], before=first, after=other)
+        for (env, task_id, prompt), (first, other) in after.beside(before).items()
+    ]
+    gains = [task for task in changed if task.after > task.before]
+    losses = [task for task in changed if task.after < task.before]
     gained = comparison.gains.get(after.name)
     return PairedDifference(
         than=_arm(before),
         arm=_arm(after),
         greedy=greedy,
-        mean=difference.mean,
-        low=difference.low,
-        high=difference.high,
-        p=difference.p,
-        tasks=difference.tasks,
-        unshared=difference.unshared,
+        **{name: getattr(difference, name) for name in ("mean", "low", "high", "p", "tasks", "unshared", "shown")},
         tasks_gained=len(gains),
         tasks_lost=len(losses),
         verdict=comparison.said(after, difference),
         sentence=sentence(*_names(after, before), difference, greedy),
-        shown=difference.shown,
         word=gained.pooled.word.value if gained else None,
         learned=gained.pooled.brief if gained else "",
         gained=gains[:CHANGED],

@@ -1,6 +1,6 @@
 """Preference pairs: which tokens both sides share, which ones the loss covers, and how far apart a reference is."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -119,44 +119,46 @@ def _file(artifacts: Artifacts, manifest: Manifest, output: OutputRecord) -> pq.
     return pq.ParquetFile(artifacts.catalog.open(manifest, output.path))
 
 
-def pair_scalars(artifacts: Artifacts, artifact: str, pair_id: str) -> tuple[Manifest, TrainingScalars]:
-    """One pair by column, read from its row group alone. Raises RefusedError if there is none."""
+class PairRow(NamedTuple):
+    """A pair by column, the artifact that holds it, and the pairs before and after it."""
+
+    manifest: Manifest
+    scalars: TrainingScalars
+    previous: str | None
+    next: str | None
+
+
+def pair_row(artifacts: Artifacts, question: PairQuery) -> PairRow:
+    """One pair, read from its row group alone. Raises RefusedError if there is none."""
     made = {label(manifest): (manifest, output) for manifest, output in _with_pairs(artifacts)}
-    manifest, output = _named(made, artifact)
+    manifest, output = _named(made, question.artifact)
     with _file(artifacts, manifest, output) as file:
-        return manifest, row_at(file, _place(file, artifact, pair_id)[0])
-
-
-def _place(file: pq.ParquetFile, artifact: str, pair_id: str) -> tuple[int, str | None, str | None]:
-    """Where a pair is in a file, and the pairs before and after it."""
-    ids = file.read(["pair_id"])["pair_id"]
-    index = pc.index(ids, pair_id).as_py()
-    if index < 0:
-        raise RefusedError(f"{artifact} has no pair {pair_id[:100]!r}", field="pair_id", status=404)
-    before = ids[index - 1].as_py() if index else None
-    return index, before, ids[index + 1].as_py() if index + 1 < len(ids) else None
+        ids = file.read(["pair_id"])["pair_id"].to_pylist()
+        if question.pair_id not in ids:
+            reason = f"{question.artifact} has no pair {question.pair_id[:100]!r}"
+            raise RefusedError(reason, field="pair_id", status=404)
+        index = ids.index(question.pair_id)
+        before, _, after = [None, *ids, None][index : index + 3]
+        return PairRow(manifest, row_at(file, index), before, after)
 
 
 def side_tokens(reader: StoreReader, question: SideQuery) -> pa.Table:
     """The tokens of a side of a pair."""
-    _, pair = pair_scalars(reader.artifacts, question.artifact, question.pair_id)
+    pair = pair_row(reader.artifacts, question).scalars
     ids, mask = pair[f"{question.side}_ids"], pair[f"{question.side}_mask"]
     text, reason = text_of(reader, numbers(ids, np.int32), pair["tokenizer"].as_py(), "")
     return side_table(ids, mask, text, reason)
 
 
 def side_text(reader: StoreReader, question: SideQuery) -> bytes:
-    _, pair = pair_scalars(reader.artifacts, question.artifact, question.pair_id)
+    pair = pair_row(reader.artifacts, question).scalars
     decoded, _ = text_of(reader, numbers(pair[f"{question.side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
     return decoded.text if decoded else b""
 
 
 def pair(reader: StoreReader, question: PairQuery) -> PairAnswer:
-    artifacts, artifact, pair_id = reader.artifacts, question.artifact, question.pair_id
-    manifest, pair = pair_scalars(artifacts, artifact, pair_id)
-    output = next(record for record in manifest.outputs.values() if record.kind is Kind.PAIRS)
-    with _file(artifacts, manifest, output) as file:
-        _, before, after = _place(file, artifact, pair_id)
+    artifacts = reader.artifacts
+    manifest, pair, before, after = pair_row(artifacts, question)
     trained = [
         trained_manifest
         for trained_manifest in artifacts.all()

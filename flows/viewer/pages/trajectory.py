@@ -260,22 +260,16 @@ def turn(number: int, message: dict[str, Any], error: bool, cut: int | None) -> 
     content, reasoning = message["content"], message["reasoning"]
     calls = [ShownCall(**{**call, "arguments": call["arguments"][:cut]}) for call in message["tool_calls"]]
     texts = [content, reasoning or "", *(call["arguments"] for call in message["tool_calls"])]
-    return ShownMessage(
-        number=number,
-        role=message["role"],
-        content=content[:cut],
-        reasoning=reasoning and reasoning[:cut],
-        tool_calls=calls,
-        tool_call_id=message["tool_call_id"],
-        name=message["name"],
-        reward=message["reward"],
-        token_start=message["token_start"],
-        token_end=message["token_end"],
-        seconds=message["seconds"],
-        error=error,
-        characters=len(content),
-        cut=cut is not None and any(len(text) > cut for text in texts),
-    )
+    shown = {
+        "number": number,
+        "content": content[:cut],
+        "reasoning": reasoning and reasoning[:cut],
+        "tool_calls": calls,
+        "error": error,
+        "characters": len(content),
+        "cut": cut is not None and any(len(text) > cut for text in texts),
+    }
+    return ShownMessage(**message | shown)
 
 
 def _says_error(content: str) -> bool:

@@ -20,7 +20,7 @@ PAGES = {"": "overview.js", "row": "trajectory.js"}
 """Modules of pages by the first part of the address, unless the module has its name."""
 ASKED_FIRST = {
     "": ["/api/overview", "/api/evaluations"],
-    "row": ["/api/rows/{}", "/api/tokens/{}", "/api/tokens/{}/text"],
+    "row": ["/api/rows/{}", "/api/tokens/{}"],
 }
 """What a page asks as soon as its scripts have run, by the first part of its address; ``{}`` is the second part."""
 ASKED_OTHERWISE = {"pipeline", "at"}

@@ -30,7 +30,6 @@ QUESTIONS = {
     "/api/rows/{id:path}/messages/{number:int}": "pages.trajectory:message",  # ids may hold slashes
     "/api/rows/{id:path}/fate": "pages.fate:fate",
     "/api/rows/{id:path}": "pages.trajectory:row",
-    "/api/tokens/{id:path}/text": "pages.tokens:text",
     "/api/tokens/{id:path}": "pages.tokens:tokens",
     "/api/evaluations": "pages.compare:evaluations",
     "/api/compare": "pages.compare:compared",
@@ -41,7 +40,6 @@ QUESTIONS = {
     "/api/pairs": "pages.pairs:pairs",
     "/api/pair": "pages.pairs:pair",
     "/api/pair/tokens": "pages.pairs:side_tokens",
-    "/api/pair/text": "pages.pairs:side_text",
     "/api/training": "pages.training:stages",
     "/api/training/metrics": "pages.training:metrics",
     "/api/training/rows": "pages.training:rows_of",

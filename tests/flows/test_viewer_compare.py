@@ -210,10 +210,10 @@ def test_a_pair_shows_what_it_shares_and_what_the_loss_covers(tmp_path: Path) ->
     assert (last["previous"], last["next"]) == ("p4", None)
     assert browser.json("/api/pair", artifact=lines["artifact"], pair_id="p1")["margin"] is None
     tokens = browser.arrow("/api/pair/tokens", side="chosen", **where)
-    assert tokens.schema.names == ["start", "length", "joined", "id", "mask"]
+    assert tokens.schema.names == ["text", "joined", "id", "mask"]
     assert tokens["mask"].to_pylist() == chosen.action_mask
-    text = browser.ask("/api/pair/text", side="rejected", **where).text
-    assert text.count("<|im_end|>") == row(0).input_ids.count(IM_END)
+    text = b"".join(browser.arrow("/api/pair/tokens", side="rejected", **where)["text"].to_pylist())
+    assert text.count(b"<|im_end|>") == row(0).input_ids.count(IM_END)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_pair_shows_what_it_shares_and_what_the_loss_covers(tmp_path: Path) ->
         ("/api/pairs", {"artifact": "../../etc"}, 404, "artifact"),
         ("/api/pair", {"artifact": f"pairs/{PAIRS[:8]}", "pair_id": "none"}, 404, "pair_id"),
         ("/api/pair", {"pair_id": "p0"}, 400, "artifact"),
-        ("/api/pair/text", {"artifact": f"pairs/{PAIRS[:8]}", "pair_id": "p0", "side": "both"}, 400, "side"),
+        ("/api/pair/tokens", {"artifact": f"pairs/{PAIRS[:8]}", "pair_id": "p0", "side": "both"}, 400, "side"),
     ],
 )
 def test_what_is_no_pair_is_said(tmp_path: Path, path: str, query: dict[str, Any], status: int, field: str) -> None:

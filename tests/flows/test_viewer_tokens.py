@@ -33,12 +33,8 @@ from agentrl.schemas.training import TRAINING_SCHEMA
 
 def test_tokens_and_their_text_agree_with_the_messages(browser: Browser) -> None:
     tokens = browser.arrow(f"/api/tokens/{FIRST}")
-    text = browser.ask(f"/api/tokens/{FIRST}/text")
-    assert text.headers["content-type"] == "text/plain; charset=utf-8"
     assert tokens.schema.metadata[b"text"] == b"yes"
-    start, length = (tokens[name].to_numpy() for name in ("start", "length"))
-    pieces = [text.content[a : a + n] for a, n in zip(start, length, strict=True)]
-    assert b"".join(pieces) == text.content
+    pieces = tokens["text"].to_pylist()
     row_ = browser.json(f"/api/rows/{FIRST}")
     for message in row_["messages"]:
         part = b"".join(pieces[message["token_start"] : message["token_end"]]).decode()
@@ -118,7 +114,6 @@ def test_rows_without_tokens_say_so(browser: Browser) -> None:
     assert tokens.num_rows == 0
     assert tokens.schema.metadata[b"text"] == b"no"
     assert b"has no tokens" in tokens.schema.metadata[b"reason"]
-    assert browser.ask("/api/tokens/eval-cccccccc-000000/text").content == b""
     answer = browser.json("/api/rows/eval-cccccccc-000000")
     assert answer["messages"][0]["token_start"] is None
     assert answer["proof"] == []
@@ -130,10 +125,9 @@ def test_a_tokenizer_that_no_model_here_has_leaves_ids(tmp_path: Path) -> None:
     browser = Browser(tmp_path)
     tokens = browser.arrow(f"/api/tokens/{FIRST}")
     assert tokens["id"].to_pylist() == row(0).input_ids
-    assert tokens["start"].null_count == tokens.num_rows
+    assert tokens["text"].null_count == tokens.num_rows
     assert b"fedcba9876543210" in tokens.schema.metadata[b"reason"]
     assert b"agentrl buffer tokenizer FOLDER" in tokens.schema.metadata[b"reason"]
-    assert browser.ask(f"/api/tokens/{FIRST}/text").content == b""
 
 
 def test_a_training_row_of_other_tokens_is_said(tmp_path: Path) -> None:
@@ -195,8 +189,9 @@ def test_tokens_of_odd_tokenizers(
     bare = [message.model_copy(update={"token_start": None, "token_end": None}) for message in row(0).messages]
     buffer.append([row(0, messages=bare, **spoken)], stage="grpo", fingerprint=GRPO)
     browser = Browser(tmp_path)
-    assert browser.ask(f"/api/tokens/{FIRST}/text").text == text
-    assert browser.arrow(f"/api/tokens/{FIRST}")["length"].to_pylist() == lengths
+    pieces = browser.arrow(f"/api/tokens/{FIRST}")["text"].to_pylist()
+    assert b"".join(pieces).decode() == text
+    assert list(map(len, pieces)) == lengths
 
 
 def test_a_tokenizer_of_an_unknown_kind_is_said(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_long_tools_are_cut_and_said_to_be(tmp_path: Path) -> None:
     ],
 )
 def test_ids_are_looked_up_and_never_paths(browser: Browser, name: str) -> None:
-    for path in ("/api/rows/{}", "/api/tokens/{}", "/api/tokens/{}/text", "/api/rows/{}/messages/0"):
+    for path in ("/api/rows/{}", "/api/tokens/{}", "/api/rows/{}/messages/0"):
         status, headers, body = browser.raw(path.format(name).encode())
         assert status == 404, (path, body)
         assert headers["content-type"] == "application/json"
@@ -121,7 +121,7 @@ def test_ids_of_others_may_hold_anything(tmp_path: Path) -> None:
     browser = Browser(tmp_path)
     for name in names:
         path = quote(name, safe="")
-        for question in (f"/api/rows/{path}", f"/api/rows/{path}/messages/0", f"/api/tokens/{path}/text"):
+        for question in (f"/api/rows/{path}", f"/api/rows/{path}/messages/0", f"/api/tokens/{path}"):
             status, _, body = browser.raw(question.encode())
             assert status == 200, (question, body)
         assert browser.raw(f"/api/rows/{path}".encode())[2].startswith(b'{"version":1,"row":{"trajectory_id"')

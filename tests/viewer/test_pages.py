@@ -245,7 +245,7 @@ def test_questions_that_a_page_names_are_asked_once(seen: Watched) -> None:
     seen.page.on("request", lambda request: asked.append(request.url))
     for path, ready, questions in (
         ("/", ".better", ["/api/overview"]),
-        ("/row/long?lens=logprob", ".t", ["/api/rows/long", "/api/tokens/long", "/api/tokens/long/text"]),
+        ("/row/long?lens=logprob", ".t", ["/api/rows/long", "/api/tokens/long"]),
     ):
         asked.clear()
         seen.open(path, ready)

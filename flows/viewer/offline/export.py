@@ -200,11 +200,11 @@ class _Export:
         held: list[dict[str, Any]] = []
         size = 0
         for row in self._rows():
-            table, text = tokens.tokens_of(self._reader, row, self._version)
+            table = stream(tokens.tokens_of(self._reader, row, self._version))
             answer = self._answer(row)
             last = trajectory.last_words(row["messages"][0].as_py())[:TEXT]
-            held.append({"answer": answer, "said": last, "tokens": stream(table), "text": text})
-            size += len(answer) + len(held[-1]["tokens"]) + len(text or b"")
+            held.append({"answer": answer, "said": last, "tokens": table})
+            size += len(answer) + len(table)
             if size >= PART:
                 yield pa.Table.from_pylist(held, PART_SCHEMA)
                 held, size = [], 0
@@ -240,7 +240,5 @@ def _tasks(own: Snapshot) -> pa.Table:
     return pa.Table.from_arrays([[pair[0] for pair in pairs], [pair[1] for pair in pairs], answers], schema=kinds)
 
 
-PART_SCHEMA = pa.schema(
-    [("answer", pa.string()), ("said", pa.string()), ("tokens", pa.binary()), ("text", pa.binary())]
-)
-"""A row: what the server answers about it, what the policy said last, and its tokens and their text."""
+PART_SCHEMA = pa.schema([("answer", pa.string()), ("said", pa.string()), ("tokens", pa.binary())])
+"""A row: what the server answers about it, what the policy said last, and its tokens."""

@@ -150,12 +150,6 @@ def side_tokens(reader: StoreReader, question: SideQuery) -> pa.Table:
     return side_table(ids, mask, text, reason)
 
 
-def side_text(reader: StoreReader, question: SideQuery) -> bytes:
-    pair = pair_row(reader.artifacts, question).scalars
-    decoded, _ = text_of(reader, numbers(pair[f"{question.side}_ids"], np.int32), pair["tokenizer"].as_py(), "")
-    return decoded.text if decoded else b""
-
-
 def pair(reader: StoreReader, question: PairQuery) -> PairAnswer:
     artifacts = reader.artifacts
     manifest, pair, before, after = pair_row(artifacts, question)

@@ -1,4 +1,4 @@
-"""The tokens of one row as Arrow: their places in the text, and what each lens shows of them."""
+"""The tokens of one row as Arrow: their text, and what each lens shows of them."""
 
 import json
 from dataclasses import dataclass
@@ -15,8 +15,7 @@ from agentrl.pipelines.tokenizers import token_bytes
 
 TOKEN_SCHEMA = pa.schema(
     [
-        pa.field("start", pa.int32()),
-        pa.field("length", pa.int32()),
+        pa.field("text", pa.binary()),
         pa.field("joined", pa.bool_()),
         pa.field("id", pa.int32()),
         pa.field("mask", pa.bool_()),
@@ -24,9 +23,9 @@ TOKEN_SCHEMA = pa.schema(
         pa.field("version", pa.int32()),
     ]
 )
-"""The columns of every answer: ``start`` and ``length`` in bytes of the text (null if nobody knows the tokenizer),
-``joined`` (the token starts inside a character: show it with the one before), and of the policy ``logprob`` (null where
-it sampled nothing) and the ``version`` of its weights (null where not known)."""
+"""The columns of every answer: the ``text`` of each token (UTF-8; null if nobody knows the tokenizer), ``joined`` (the
+token starts inside a character: show it with the one before), and of the policy ``logprob`` (null where it sampled
+nothing) and the ``version`` of its weights (null where not known)."""
 
 TEXT_BYTES = 240
 """How much of the text of some tokens a line shows."""
@@ -96,23 +95,16 @@ def _replaced(raw: bytes, stray: np.ndarray) -> tuple[bytes, np.ndarray]:
 def tokens(reader: StoreReader, question: RowQuery) -> pa.Table:
     """The tokens of a row."""
     row, snapshot = reader.row_of(question.id, question.at)
-    return tokens_of(reader, row, snapshot.version)[0]
+    return tokens_of(reader, row, snapshot.version)
 
 
-def text(reader: StoreReader, question: RowQuery) -> bytes:
-    """The text of a row's tokens; empty if their tokenizer is not known, which the answer with the tokens says."""
-    decoded, _ = decoded_of(reader, reader.row_of(question.id, question.at)[0])
-    return decoded.text if decoded else b""
-
-
-def tokens_of(reader: StoreReader, row: pa.Table, version: int) -> tuple[pa.Table, bytes | None]:
-    """The tokens of one row with their columns, and their text if their tokenizer is known."""
+def tokens_of(reader: StoreReader, row: pa.Table, version: int) -> pa.Table:
+    """The tokens of one row with their columns."""
     text, reason = decoded_of(reader, row)
     scalars = {name: row[name][0] for name in (*TOKENS, "tokenizer")}
     learned = reader.artifacts.trained_on(row["trajectory_id"][0].as_py(), numbers(scalars["input_ids"], np.int32))
     matching = next((trained for trained in learned if trained.rows), learned[0] if learned else None)
-    table = token_table(scalars, text, matching, version, reason)
-    return table, None if text is None else text.text
+    return token_table(scalars, text, matching, version, reason)
 
 
 def decoded_of(reader: StoreReader, row: pa.Table) -> tuple[Decoded | None, str]:
@@ -144,7 +136,7 @@ def token_table(
     ids = numbers(row["input_ids"], np.int32)
     count = len(ids)
     columns = [
-        *_places(decoded, count),
+        *_pieces(decoded, count),
         pa.array(ids),
         pa.array(numbers(row["action_mask"], bool)),
         _or_null(numbers(row["logprobs"], np.float32), count),
@@ -165,21 +157,19 @@ def token_table(
 
 
 def side_table(ids: pa.Scalar, mask: pa.Scalar, decoded: Decoded | None, reason: str) -> pa.Table:
-    """The tokens of a side of a pair: places in the text, ids, and which ones the loss covers."""
-    columns = [*_places(decoded, len(ids)), pa.array(numbers(ids, np.int32)), pa.array(numbers(mask, bool))]
+    """The tokens of a side of a pair: text, ids, and which ones the loss covers."""
+    columns = [*_pieces(decoded, len(ids)), pa.array(numbers(ids, np.int32)), pa.array(numbers(mask, bool))]
     metadata = {"text": "no" if decoded is None else "yes", "reason": reason}
     return pa.Table.from_arrays(columns, schema=pa.schema(list(TOKEN_SCHEMA)[: len(columns)], metadata))
 
 
-def _places(decoded: Decoded | None, count: int) -> list[pa.Array]:
-    """``start``, ``length`` and ``joined``."""
+def _pieces(decoded: Decoded | None, count: int) -> list[pa.Array]:
+    """``text`` and ``joined``."""
     if decoded is None:
-        return [pa.nulls(count, pa.int32()), pa.nulls(count, pa.int32()), pa.nulls(count, pa.bool_())]
-    return [
-        pa.array(decoded.start.astype(np.int32)),
-        pa.array(decoded.length.astype(np.int32)),
-        pa.array(decoded.joined),
-    ]
+        return [pa.nulls(count, pa.binary()), pa.nulls(count, pa.bool_())]
+    bounds = np.append(decoded.start, len(decoded.text)).astype(np.int32)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(decoded.text)]
+    return [pa.Array.from_buffers(pa.binary(), count, buffers), pa.array(decoded.joined)]
 
 
 def _or_null(values: np.ndarray, count: int) -> pa.Array:

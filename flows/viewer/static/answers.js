@@ -187,7 +187,6 @@ const QUESTIONS = [
   [/^\/api\/answers$/, lastWords],
   [/^\/api\/rows\/([^/]+)$/, async (_, id) => new Response((await row(id))("answer"))],
   [/^\/api\/tokens\/([^/]+)$/, async (_, id) => new Response((await row(id))("tokens"))],
-  [/^\/api\/tokens\/([^/]+)\/text$/, async (_, id) => new Response((await row(id))("text"))],
   [/^\/api\/task$/, task],
 ];
 

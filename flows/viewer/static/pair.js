@@ -39,7 +39,7 @@ function All({ artifact, offset }) {
 function One({ artifact, pair }) {
   const { value, problem } = useAnswer(async (stop) => {
     const asked = { artifact, pair_id: pair };
-    const side = (/** @type {string} */ name) => fetchSequence("/api/pair/tokens", "/api/pair/text", { ...asked, side: name }, stop);
+    const side = (/** @type {string} */ name) => fetchSequence("/api/pair/tokens", { ...asked, side: name }, stop);
     const [answer, chosen, rejected] = await Promise.all([/** @type {Promise<import("./wire.js").PairAnswer>} */ (json("/api/pair", asked, stop)), side("chosen"), side("rejected")]);
     return { answer, chosen, rejected };
   }, [artifact, pair]);

@@ -1,5 +1,5 @@
 // The tokens of a row as columns, and the blocks in which they are drawn.
-import { arrow, bytes } from "./api.js";
+import { arrow } from "./api.js";
 import { visible } from "./text.js";
 
 /** @typedef {import("./vendor/flechette.js").Table} Table */
@@ -39,11 +39,14 @@ function flags(table, name) {
 
 /** One row's tokens. Every column has `length` values; numbers that are not known are NaN. */
 export class Tokens {
-  /** @param {Table} table @param {Uint8Array} text */
-  constructor(table, text) {
+  /** @param {Table} table */
+  constructor(table) {
     const meta = table.schema.metadata ?? new Map();
     this.length = table.numRows;
-    this.text = text;
+    const batch = table.getChild("text")?.data[0]; // none without tokens
+    this.text = /** @type {Uint8Array} */ (batch?.values ?? new Uint8Array());
+    /** Where each token begins in the text, and the end. @type {Int32Array} */
+    this.bounds = batch?.offsets ?? new Int32Array(1);
     this.known = meta.get("text") === "yes";
     this.reason = meta.get("reason") ?? "";
     this.tokenizer = meta.get("tokenizer") ?? "";
@@ -54,8 +57,6 @@ export class Tokens {
     this.id = /** @type {Int32Array} */ (table.getChild("id")?.toArray() ?? []);
     this.mask = flags(table, "mask") ?? new Uint8Array();
     this.joined = flags(table, "joined") ?? new Uint8Array();
-    this.start = /** @type {Int32Array} */ (table.getChild("start")?.toArray() ?? []);
-    this.size = /** @type {Int32Array} */ (table.getChild("length")?.toArray() ?? []);
     this.trained = flags(table, "trained");
     /** @type {Record<string, Float32Array | null>} */
     this.columns = {};
@@ -82,7 +83,7 @@ export class Tokens {
   /** The text of the tokens from `a` to `b`, and their ids if the tokenizer is not known. @param {number} a @param {number} b */
   slice(a, b) {
     if (!this.known) return Array.from(this.id.slice(a, b), (id) => `‹${id}›`).join("");
-    return a < b ? DECODER.decode(this.text.subarray(this.start[a], this.start[b - 1] + this.size[b - 1])) : "";
+    return a < b ? DECODER.decode(this.text.subarray(this.bounds[a], this.bounds[b])) : "";
   }
 
   /** One token as it is drawn: a character that several tokens make up is drawn whole with the first. @param {number} i */
@@ -96,7 +97,7 @@ export class Tokens {
 
   /** @param {number} i */
   endsLine(i) {
-    return this.known && this.text[this.start[i] + this.size[i] - 1] === 0x0a;
+    return this.known && this.text[this.bounds[i + 1] - 1] === 0x0a;
   }
 
   /** Where to cut the tokens from `a` to `b`: after a line break, if there is one in the second half of a block; never inside a character. @param {number} a @param {number} b @returns {[number, number][]} */
@@ -116,17 +117,11 @@ export class Tokens {
   }
 }
 
-/** Tokens of `path`, and their text if they have one. @param {string} path @param {string} textPath @param {import("./api.js").Params} params @param {AbortSignal} [stop] */
-export async function fetchSequence(path, textPath, params, stop) {
-  const [{ table }, text] = await Promise.all([arrow(path, params, stop), bytes(textPath, params, stop)]);
-  return new Tokens(table, text);
-}
+/** @param {string} path @param {import("./api.js").Params} params @param {AbortSignal} [stop] */
+export const fetchSequence = async (path, params, stop) => new Tokens((await arrow(path, params, stop)).table);
 
 /** @param {string} id @param {string | undefined} at @param {AbortSignal} [stop] */
-export function fetchTokens(id, at, stop) {
-  const path = `/api/tokens/${encodeURIComponent(id)}`;
-  return fetchSequence(path, `${path}/text`, { at }, stop);
-}
+export const fetchTokens = (id, at, stop) => fetchSequence(`/api/tokens/${encodeURIComponent(id)}`, { at }, stop);
 
 /**
  * The tokens that each message shows: its own span, and what stands between it and the message before (role headers,

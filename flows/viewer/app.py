@@ -91,7 +91,7 @@ def application(
             return JSONResponse(refused.body.model_dump(), refused.status)
         from agentrl.flows.viewer.pages.training import events as pulses
 
-        return StreamingResponse(pulses(reader.pulses, ended), media_type="text/event-stream")
+        return StreamingResponse(pulses(reader, ended), media_type="text/event-stream")
 
     async def file(request: Request) -> Response:
         answer = front.answer(request, request.path_params["name"])

@@ -3,7 +3,6 @@ here writes."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,13 +50,7 @@ class StoreReader:
         self.tokenizers: Recent[tuple[str, str], TokenBytes] = Recent(8)
         self.plans, self.diagnoses = Commands(patience=60.0), Commands(patience=600.0)
         self.trained: Recent[str, TrainingStage] = Recent(256)
-
-    @cached_property
-    def pulses(self) -> "Pulses":
-        """What there is at this moment, for all who listen."""
-        from agentrl.flows.viewer.pages.training import Pulses
-
-        return Pulses(self.catalog, self.tables)
+        self.pulses: Recent[None, Pulses] = Recent(1)
 
     def others(self) -> "dict[str, StoreReader]":
         """The other stores that can be read, by their names."""

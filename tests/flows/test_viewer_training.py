@@ -142,7 +142,7 @@ def test_a_pulse_comes_at_once_and_with_each_change(tmp_path: Path, monkeypatch:
     async def listen() -> list[dict[str, Any]]:
         heard = []
         with anyio.fail_after(60):
-            async for event in training.events(reader.pulses, lambda: False):
+            async for event in training.events(reader, lambda: False):
                 heard.append(json.loads(event.decode().removeprefix("data: ")))
                 if len(heard) == 1:
                     more = [row(50)]

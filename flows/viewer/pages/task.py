@@ -34,7 +34,6 @@ class AttemptLine(Answer):
     trajectory_id: str
     success: bool | None
     reward: float | None
-    sample_index: int
     n_tokens: int
     n_tool_errors: int
     termination: str
@@ -99,7 +98,7 @@ class TaskTree(Answer):
     branches: list[TreeBranch]
 
 
-ATTEMPT = ("trajectory_id", "success", "reward", "sample_index", "n_tokens", "n_tool_errors", "termination")
+ATTEMPT = ("trajectory_id", "success", "reward", "n_tokens", "n_tool_errors", "termination")
 STRIP = ("stage", "policy", "policy_version", "temperature", "greedy")
 TEMPERATURE = pl.col("sampling").str.json_path_match("$.temperature").cast(pl.Float64, strict=False)
 """The temperature that a row was sampled at; null if the row does not say."""

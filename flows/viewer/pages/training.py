@@ -301,9 +301,10 @@ class Pulses:
         )
 
 
-async def events(pulses: Pulses, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def events(reader: StoreReader, ended: Callable[[], bool]) -> AsyncIterator[bytes]:
     """A pulse at once and whenever it differs from the last one, as server-sent events, until the server ends. A
     comment now and then keeps the connection open, and notices that the client is gone."""
+    pulses = reader.pulses.get_or(None, lambda: Pulses(reader.catalog, reader.tables))
     last: Pulse | None = None
     pulse: Pulse | None
     quiet = 0.0

@@ -1,5 +1,4 @@
-"""Did the policy get better, and on what: evaluations side by side, the attempts at one task, and where two rows
-part."""
+"""Did the policy get better, and on what: evaluations side by side, and the newest policy against the one before it."""
 
 from typing import Any
 
@@ -21,8 +20,6 @@ EVALUATION = "evaluate.policy"
 CHANGED = 500
 PROMPT = 300
 """Characters of a prompt in a list."""
-
-
 LOST = 5
 """Lost tasks that are named beside the sentence that says whether the policy got better."""
 

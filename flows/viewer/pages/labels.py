@@ -18,7 +18,6 @@ _FIELDS = ("name", *TARGET[1:], "value", "comment", "author", "author_kind")
 MOST = 500
 """Rows of a queue that are named at once."""
 
-
 Queue = Literal["unlabelled", "uncertain", "disagreements", "all"]
 
 

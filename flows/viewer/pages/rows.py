@@ -38,7 +38,9 @@ class Answers(Answer):
 
 
 def rows(reader: StoreReader, question: Page) -> tuple[pa.Table, dict[str, str]]:
-    """A page of rows, and the headers that go with it. Without ``columns`` it has all."""
+    """A page of rows, and the headers that go with it. Without ``columns`` it has all, which ``x-columns`` lists; texts
+    are cut. ``x-absent`` counts rows of an artifact that this version of the buffer does not have. If the filter asks
+    for words, ``x-words`` has them, and each row says where they stand (:data:`COLUMNS`)."""
     snapshot = reader.tables.at(question.at)
     part = reader.part(question, snapshot)
     asked = [name for name in question.columns.split(",") if name] or SCALARS

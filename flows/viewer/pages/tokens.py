@@ -48,12 +48,12 @@ RECORDED = {"ref_logprob": "ref_logprobs", "train_logprob": "train_logprobs", "e
 
 @dataclass(frozen=True)
 class Decoded:
-    """``text`` is UTF-8, in which a byte that belongs to no character is the replacement character. ``start`` and
-    ``length`` [tokens] are in its bytes; ``joined`` [tokens]: the token starts inside a character."""
+    """``text`` is UTF-8, in which a byte that belongs to no character is the replacement character. ``bounds``,
+    [tokens + 1] in its bytes, are where each token begins, and the end; ``joined`` [tokens]: the token starts inside a
+    character."""
 
     text: bytes
-    start: np.ndarray
-    length: np.ndarray
+    bounds: np.ndarray
     joined: np.ndarray
 
 
@@ -63,9 +63,8 @@ def decoded(tokenizer: TokenBytes, ids: np.ndarray) -> Decoded:
     if len(stray):
         text, moved = _replaced(text, stray)
         bounds = bounds + moved[bounds]
-    start, length = bounds[:-1], np.diff(bounds)
-    first = np.append(np.frombuffer(text, np.uint8), np.uint8(0))[start]
-    return Decoded(text, start, length, (first & 0xC0 == 0x80) & (length > 0))
+    first = np.append(np.frombuffer(text, np.uint8), np.uint8(0))[bounds[:-1]]
+    return Decoded(text, bounds, (first & 0xC0 == 0x80) & (np.diff(bounds) > 0))
 
 
 def _stray(raw: bytes) -> np.ndarray:
@@ -167,8 +166,7 @@ def _pieces(decoded: Decoded | None, count: int) -> list[pa.Array]:
     """``text`` and ``joined``."""
     if decoded is None:
         return [pa.nulls(count, pa.binary()), pa.nulls(count, pa.bool_())]
-    bounds = np.append(decoded.start, len(decoded.text)).astype(np.int32)
-    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(decoded.text)]
+    buffers = [None, pa.py_buffer(decoded.bounds.astype(np.int32)), pa.py_buffer(decoded.text)]
     return [pa.Array.from_buffers(pa.binary(), count, buffers), pa.array(decoded.joined)]
 
 

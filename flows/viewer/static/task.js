@@ -105,7 +105,7 @@ function Tree({ env, task, at }) {
       <td class="cut" style=${{ paddingLeft: `${12 * Math.min(DEEPEST, depths[i])}px` }} title=${visible(branch.text)}><span class=${`swatch ${heat(branch.reward)}`}></span> <code>${pieces(branch.text.replace(/\s+/g, " ").trim() || "(no text)")}</code></td>
       <td class="number">${count(branch.start)} to ${count(branch.end)}</td><td class="number">${count(branch.rows)}</td><td class="number">${reward(branch)}</td>
       <td class="number">${branch.success === null ? "–" : `${count(Math.round(branch.success * branch.n))} of ${count(branch.n)}`}</td>
-      <td>${branch.ends.map((id) => html`<a href=${rowAddress(id, { at, lens: "mask", t: branch.start })}>${visible(id)}</a> `)}</td>
+      <td class="wraps">${branch.ends.map((id) => html`<a href=${rowAddress(id, { at, lens: "mask", t: branch.start })}>${visible(id)}</a> `)}</td>
     </tr>`)}
   <//>`;
 }

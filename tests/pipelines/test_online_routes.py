@@ -99,6 +99,30 @@ def test_without_replay_the_distance_of_own_routes_is_measured(harness: Harness,
     assert kept(harness) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("zero", "together"), [(2, 1), (3, 2)], ids=["rows on each", "rows split"])
+def test_ranks_replay_routes_as_one_process_does(
+    harness: Harness, mixed: Model, tasks: Tasks, zero: int, together: int
+) -> None:
+    """Off policy, so that the proximal policy replays them too, and computed again in backward passes."""
+    pytest.importorskip("deepspeed")
+    optimizer = {"lr": 1e-3, "micro_tokens": 512, "gradient_checkpointing": True}
+    algorithm = {"type": "grpo", "off_policy": {"truncate": 2.0}}
+    config = {**SMALL, "iterations": 2, "optimizer": optimizer, "algorithm": algorithm}
+    spread = {"zero": zero, "processes": 2, "sequence_parallel": together}
+    expected, ours = (
+        harness.run(online, {**config, **more}, model=mixed, tasks=tasks)["metrics"].table().to_pylist()
+        for more in ({}, {"deepspeed": spread})
+    )
+    assert any(row["grad_norm"] for row in expected)
+    for row, wanted in zip(ours, expected, strict=True):
+        assert row["routes_missing"] == 0
+        assert row["replayed_routes_max_dlogp"] < 1e-4
+        for name, value in wanted.items():
+            assert row[name] == (value if value is None else pytest.approx(value, rel=2e-3, abs=2e-5)), name
+    assert kept(harness) == []
+
+
 def test_routes_of_stored_rollouts_are_refused() -> None:
     with pytest.raises(ValueError, match="routes: replay draws stored rollouts, whose routes are not kept"):
         online.config.model_validate({**SMALL, "replay": {}})

@@ -102,7 +102,7 @@ def collate(
     routes, marks, lengths = None, None, np.diff(offsets)
     if shape and ROUTES in rows.schema.names:
         data = rows.table()[ROUTES].to_pylist()
-        routes, marks = _routes(data, shape, lengths), _marks(data, shape, lengths)
+        routes, marks = _routes(data, shape, lengths), _marks(data, shape, lengths) if packing else None
     packed = None
     if packing:
         packed = pack([row_ids.tolist() for row_ids in np.split(ids, offsets[1:-1])], sequence, marks)

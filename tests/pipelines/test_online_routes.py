@@ -5,18 +5,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from agentrl.datastore.table.routes import FOLDER
 from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.stages.checkpoints import DEV
 from agentrl.pipelines.stages.grpo import online
+from agentrl.pipelines.stages.online_log import OnlineLog
 from agentrl.pipelines.stages.train import sft
 from agentrl.pipelines.stages.trajectories import synthesize
 
-sys.path.append(str(Path(__file__).parents[1] / "agentrl"))
+sys.path += [str(Path(__file__).parents[1] / room) for room in ("agentrl", "datastore")]
 from mixtures import mixture
+from store_rows import build
 
 SMALL = {
     "iterations": 3,
@@ -97,6 +101,28 @@ def test_without_replay_the_distance_of_own_routes_is_measured(harness: Harness,
     assert 0 < row["own_routes_dlogp"] <= row["own_routes_max_dlogp"] < 1e-4
     assert "replayed_routes_dlogp" not in row
     assert kept(harness) == []
+
+
+def test_routes_of_rollouts_under_way_are_there_after_a_kill(tmp_path: Path) -> None:
+    """Those of an evaluation are not kept."""
+    context = Harness(tmp_path)._context("killed")
+    names = [context.trajectory_id(number) for number in (0, 1, DEV)]
+    rows = [build(trajectory_id=name, episode_id=name, policy_version=3) for name in names]
+    turns = [np.full((4, 2, 2), number, np.uint8) for number in range(2)]
+    log = OnlineLog(context)
+    for name in names:
+        log.keep_routes(name, turns)
+    log.keep(rows[:1])
+    again = OnlineLog(context)
+    assert again.routes(names) == {}
+    assert list(again.under_way(names)) == names[:1]
+    again.append(rows)
+    assert again.routes(names) == {names[0]: b"".join(turn.tobytes() for turn in turns)}
+    assert not list(again.kept.iterdir())
+    again.expire(iteration=1, version=3)
+    assert again.routes(names)
+    again.expire(iteration=1, version=4)
+    assert again.routes(names) == {}
 
 
 @pytest.mark.slow

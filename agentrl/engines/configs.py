@@ -97,10 +97,11 @@ class VLLMConfig(EngineConfig):
     type: Literal["vllm"] = "vllm"
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of the model, if the stage starts vLLM")
     context: int | None = Field(None, ge=1, description="tokens, if the stage starts vLLM; None: the model's")
-    tolerance: float = Field(
-        1e-3,
+    tolerance: float | None = Field(
+        None,
         gt=0,
-        description="mean difference of log-probs from transformers' that is allowed; bfloat16 needs 0.05",
+        description="mean difference of log-probs from transformers' that is allowed; None: 1e-3, or four times what "
+        "rounding to bfloat16 costs the model if dtype is not float32",
     )
     sync: Literal["folders", "delta", "nccl", "ipc"] = Field(
         "folders",

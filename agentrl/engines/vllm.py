@@ -21,7 +21,7 @@ from agentrl.engines.deltas import Deltas
 from agentrl.engines.replicas import Adapter, BadRequestError, Replica, ReplicaError, Request, routes_of
 from agentrl.engines.sync import Adapters, Folders, Sync
 from agentrl.engines.transfer import Transfer
-from agentrl.engines.weights import adapter_rank, expected, probe_ids
+from agentrl.engines.weights import TOLERANCE, adapter_rank, expected, expected_rounded, probe_ids
 from agentrl.placement.launcher import temporary
 from agentrl.schemas.trajectory import Span
 
@@ -40,10 +40,12 @@ Way = Literal["folders", "delta", "nccl", "ipc"]
 
 
 class Expectation(NamedTuple):
-    """Fixed tokens, and the log-probs of all but the first that transformers gives them with the current weights."""
+    """Fixed tokens, the log-probs of all but the first that transformers gives them with the current weights, and how
+    far a server's may be from these on average."""
 
     ids: list[int]
     logprobs: list[float]
+    allowed: float
 
 
 class VLLMEngine:
@@ -51,7 +53,8 @@ class VLLMEngine:
 
     Folders of weights lie in ``folder``, which replicas must be able to read, and have ``dtype``, or the model's. A
     load whose probe differs from transformers by more than ``tolerance`` (mean absolute difference of log-probs) is an
-    error. With the ``shape`` of the model's routes, turns have those that replicas return.
+    error. Without one it is 1e-3, or some times what rounding costs the model if ``dtype`` is not float32. With the
+    ``shape`` of the model's routes, turns have those that replicas return.
 
     Raises EngineError if a replica does not start, lacks a route, or gives other log-probs than transformers.
     """
@@ -65,7 +68,7 @@ class VLLMEngine:
         policy: "Policy",
         replicas: Sequence[Replica],
         folder: Path | None = None,
-        tolerance: float = 1e-3,
+        tolerance: float | None = None,
         sync: Way = "folders",
         dtype: str | None = None,
         shape: "RouteShape | None" = None,
@@ -73,7 +76,7 @@ class VLLMEngine:
         self._own_folder = folder is None
         self.folder = folder or temporary("vllm")
         self.version = policy.version
-        self.tolerance, self.shape = tolerance, shape
+        self.tolerance, self.shape = tolerance or TOLERANCE, shape
         self.context = 0
         self.replicas = list(replicas)
         self._vocabulary = policy.model.config.get_text_config().vocab_size
@@ -88,7 +91,8 @@ class VLLMEngine:
             self._sync = Transfer(policy, self.folder, dtype, sync)
         else:
             self._sync = (Folders if adapter_rank(policy.model) is None else Adapters)(policy, self.folder, dtype)
-        self._probe = Expectation([], [])
+        self._rounds = tolerance is None and dtype != "float32"
+        self._probe = Expectation([], [], 0.0)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)
         self._thread.start()
@@ -280,19 +284,22 @@ class VLLMEngine:
 
     async def _expected(self, weights: Weights) -> Expectation:
         ids = probe_ids(self._vocabulary, self.context - 1)
-        return Expectation(ids, await asyncio.to_thread(expected, weights, ids))
+        if self._rounds:
+            logprobs, cost = await asyncio.to_thread(expected_rounded, weights, ids)
+            return Expectation(ids, logprobs, max(TOLERANCE, cost))
+        return Expectation(ids, await asyncio.to_thread(expected, weights, ids), self.tolerance)
 
     async def _prove(self, replica: Replica) -> None:
         """A replica that gives the log-probs of transformers serves from now on. Raises EngineError if it gives
         others."""
-        ids, wanted = self._probe
+        ids, wanted, allowed = self._probe
         logprobs = await replica.score(ids, self._sync.adapter)
         gap = sum(abs(logprob - other) for logprob, other in zip(logprobs, wanted, strict=True)) / len(wanted)
-        if not gap <= self.tolerance:
+        if not gap <= allowed:
             replica.state = "dead"
             raise EngineError(
                 f"{replica} gives other log-probs than transformers with version {self.version} "
-                f"(mean difference {gap:.2g}, allowed {self.tolerance:g}); its weights are wrong"
+                f"(mean difference {gap:.2g}, allowed {allowed:.2g}); its weights are wrong"
             )
         replica.state = "serving"
         self._ready.set()

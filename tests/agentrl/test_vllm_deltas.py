@@ -42,7 +42,7 @@ def step(model: Any, seed: int, share: float = 0.03) -> None:
 
 @contextmanager
 def served(policy: Policy) -> Iterator[VLLMEngine]:
-    config = VLLMConfig(dtype="bfloat16", tolerance=0.05, sync="delta", python=PYTHON)
+    config = VLLMConfig(dtype="bfloat16", sync="delta", python=PYTHON)
     engine = config.build(policy)
     assert isinstance(engine, VLLMEngine)
     try:

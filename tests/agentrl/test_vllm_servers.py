@@ -2,6 +2,7 @@
 routes and fail on demand; real ones are in test_engine_vllm.py."""
 
 import asyncio
+import copy
 import json
 import os
 import signal
@@ -345,6 +346,29 @@ def test_a_server_with_other_log_probs_is_refused(policy: Policy, servers: list[
     servers[1].shift = 0.01
     with pytest.raises(EngineError, match=r"other log-probs than transformers with version 0 \(mean difference 0.01"):
         VLLMEngine(policy, [Server(server.url) for server in servers])
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_server_in_bfloat16_passes_and_one_with_a_wrong_layer_does_not(policy: Policy, wrong: bool) -> None:
+    """Rounding to bfloat16 alone costs more than the 1e-3 that servers in float32 are allowed."""
+    rounded = copy.deepcopy(policy.model).bfloat16()
+    if wrong:
+        layers = rounded.model.layers
+        layers[-1].load_state_dict(layers[0].state_dict())
+    server = Speaking(Policy(rounded, policy.tokenizer, "rounded"))
+    try:
+        if wrong:
+            with pytest.raises(EngineError, match="its weights are wrong"):
+                VLLMEngine(policy, [Server(server.url)], dtype="bfloat16")
+            return
+        engine = VLLMEngine(policy, [Server(server.url)], dtype="bfloat16")
+        assert 1e-3 < engine._probe.allowed < 0.05
+        blocking(engine.close())
+        with pytest.raises(EngineError, match="its weights are wrong"):
+            VLLMEngine(policy, [Server(server.url)], dtype="float32")
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")

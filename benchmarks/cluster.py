@@ -4,7 +4,7 @@ First come figures of traces of real models, which `agentrl plan --trace` makes 
 run by itself. A check of which a test was skipped counts as missed: it was not made.
 
     make bench-cluster
-    ONLY=traces|tests ...                    # one half; traces take about ten minutes, tests a quarter of an hour
+    ONLY=traces|long|tests ...               # a part; traces take about ten minutes, as one of a long row does
     CHECK=1 ...                              # exit code 1 if a line is missed
 """
 

@@ -21,9 +21,9 @@ import torch
 from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
 from agentrl.engines.decoding import CacheSlot, CacheSlots, DecodingBatch, Row, check_tokens
 from agentrl.engines.kv_cache import KVCache
+from agentrl.engines.quantized import restore, without_quantized
 from agentrl.engines.routes import RouteShape
 from agentrl.engines.weights import check_copy, module_of
-from agentrl.models.quantized import restore, without_quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -214,7 +214,7 @@ def tensors_of(source: "Path | PreTrainedModel") -> dict[str, Any]:
     """The tensors of a model by the names that a folder of it has, without its adapter, and with an output layer."""
     from safetensors.torch import load_file
 
-    from agentrl.models.quantized import state_of
+    from agentrl.engines.quantized import state_of
 
     if isinstance(source, Path):
         files = sorted(source.glob("*.safetensors"))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.models.quantized import restore, without_quantized
+from agentrl.engines.quantized import restore, without_quantized
 from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.optimizer import OptimizerConfig, parameter_groups
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.engines.quantized import is_quantized, whole
 from agentrl.engines.weights import WeightFiles, as_saved
 from agentrl.models.policy import Policy
-from agentrl.models.quantized import is_quantized, whole
 from agentrl.training.backend import Backend
 
 

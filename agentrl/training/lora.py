@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
+from agentrl.engines.quantized import is_quantized, linear_layers, quantize, whole
 from agentrl.engines.seeds import stream
 from agentrl.models.policy import Policy
-from agentrl.models.quantized import is_quantized, linear_layers, quantize, whole
 from agentrl.schemas.installation import install_hint
 from agentrl.training.optimizer import LoRA
 

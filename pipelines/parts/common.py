@@ -114,7 +114,7 @@ def policy_to_train(model: Model, optimizer: "OptimizerConfig") -> "Policy":
     weights are as those of the one that is trained, also where they are in 4 bits."""
     policy = load_policy(model, on_host=optimizer.quantized)
     if optimizer.quantized:
-        from agentrl.models.quantized import quantize
+        from agentrl.engines.quantized import quantize
 
         quantize(policy.model)
     return policy.prepare(optimizer.precision)

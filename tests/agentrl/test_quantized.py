@@ -11,9 +11,9 @@ from small_models import random_rows, small_model
 from agentrl.algorithms.grpo import GRPO
 from agentrl.engines.base import Weights
 from agentrl.engines.configs import EmbeddedConfig
+from agentrl.engines.quantized import is_quantized, quantize, restore, state_of, whole
 from agentrl.engines.weights import tensors_of
 from agentrl.models.policy import Policy
-from agentrl.models.quantized import is_quantized, quantize, restore, state_of, whole
 from agentrl.models.tiny import train_tokenizer
 from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.pipelines.stages.train import SFTConfig

@@ -124,6 +124,7 @@ bench-rollouts: $(VENV)/.bench  # with VLLM_PYTHON, vLLM's interpreter, against 
 	$(BIN)/python benchmarks/rollouts.py
 	$(BIN)/python benchmarks/exactness.py
 	$(BIN)/python benchmarks/routes.py
+	$(BIN)/python benchmarks/weight_updates.py
 
 bench-environments: $(VENV)/.run bubblewrap
 	$(BIN)/python benchmarks/environments.py

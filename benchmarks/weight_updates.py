@@ -84,7 +84,7 @@ async def load_while_it_samples(engine: VLLMEngine, weights: Weights) -> float:
     async def sample(number: int) -> None:
         session = engine.open((number,))
         session.observe([5 + number, 6, 7])
-        await engine.turn(session, Sampling(max_turn_tokens=200, max_tokens=300), stop=[], seed=number)
+        await engine.turn(session, Sampling(max_turn_tokens=60, max_tokens=100), stop=[], seed=number)
 
     turns = [asyncio.create_task(sample(number)) for number in range(4)]
     await asyncio.sleep(0.5)

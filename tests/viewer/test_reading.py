@@ -1,4 +1,4 @@
-"""A conversation laid out to be read: Markdown as elements, JSON in lines, an outline."""
+"""A conversation laid out to be read: Markdown as elements, JSON in lines, template tokens folded, an outline."""
 
 import pytest
 from watched import Watched, until
@@ -89,6 +89,9 @@ def test_a_row_is_read_first_and_its_tokens_are_one_key_away(seen: Watched) -> N
     assert page.locator(".t").count() == 0
     page.keyboard.press("l")
     page.wait_for_selector(".t.trained")
+    assert page.locator(".folding .t.template.first").count() > 0
+    page.get_by_role("button", name="show template tokens").click()
+    until(page, "!document.querySelector('.folding') && location.search.includes('template=shown')")
     page.keyboard.press("l")
     until(page, "document.querySelectorAll('.t').length === 0")
     page.locator(".outline a").nth(2).click()

@@ -1,7 +1,8 @@
-// Draws tokens. All text of a row is in the document, so that find, selection and screen readers have it; elements for
+// Draws tokens. All text of a row but what is folded is in the document, so that find, selection and screen readers have it; elements for
 // single tokens exist only in blocks that the browser shows.
 import { classes } from "./lenses.js";
 import { visible } from "./text.js";
+import { SPECIAL } from "./tokens.js";
 
 /** @typedef {import("./tokens.js").Tokens} Tokens */
 /** @typedef {import("./lenses.js").Lens} Lens */
@@ -28,9 +29,10 @@ function overlaps(range, element) {
 }
 
 export class Painter {
-  /** @param {Tokens} tokens @param {Lens} lens */
-  constructor(tokens, lens) {
+  /** @param {Tokens} tokens @param {Lens} lens @param {boolean} [folding] whether the style sheet folds tokens of the template */
+  constructor(tokens, lens, folding = false) {
     this.tokens = tokens;
+    this.folding = folding;
     this.lens = lens;
     /** @type {Block[] | null} in the order of the tokens; null if that is not known any more */
     this.ordered = null;
@@ -63,7 +65,7 @@ export class Painter {
   fill(host, from, to) {
     const added = this.tokens.blocks(from, to).map(([a, b]) => {
       const element = document.createElement("div");
-      const text = visible(this.tokens.slice(a, b));
+      const text = this.text(a, b);
       const lines = text.split("\n").reduce((sum, line) => sum + 1 + Math.floor(line.length / CHARACTERS), 0);
       element.className = b < to && !this.tokens.endsLine(b - 1) ? "block goes-on" : "block";
       element.style.setProperty("--height", `${lines * LINE}px`);
@@ -82,6 +84,12 @@ export class Painter {
     };
   }
 
+  /** What a block has as long as its tokens have no elements: as high as with them, so that nothing moves. @param {number} from @param {number} to */
+  text(from, to) {
+    const text = visible(this.tokens.slice(from, to));
+    return this.folding ? text.replace(SPECIAL, "⋯") : text;
+  }
+
   /** @param {EventTarget | null} target @param {boolean} shown */
   turn(target, shown) {
     const block = this.byElement.get(/** @type {Element} */ (target));
@@ -89,7 +97,7 @@ export class Painter {
     if (shown) this.light(block);
     else {
       block.lit = false;
-      block.element.textContent = visible(this.tokens.slice(block.from, block.to));
+      block.element.textContent = this.text(block.from, block.to);
     }
   }
 
@@ -110,7 +118,7 @@ export class Painter {
 
   /** @param {number} i */
   classes(i) {
-    return classes(this.lens, this.tokens, i) + (i === this.current ? " now" : "") + (i >= this.chosen[0] && i < this.chosen[1] ? " picked" : "");
+    return classes(this.lens, this.tokens, i) + this.tokens.folds(i) + (i === this.current ? " now" : "") + (i >= this.chosen[0] && i < this.chosen[1] ? " picked" : "");
   }
 
   /** @param {Lens} lens */

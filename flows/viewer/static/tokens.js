@@ -61,6 +61,8 @@ export class Tokens {
     /** @type {Record<string, Float32Array | null>} */
     this.columns = {};
     for (const name of ["logprob", "version", "weight", "step", "ref_logprob", "train_logprob", "entropy"]) this.columns[name] = floats(table, name);
+    /** @type {Uint8Array | null} 1 for tokens of the template; null until it is asked for */
+    this.template = null;
     /** @type {Map<number, string>} rule by token, where the mask's proof breaks */
     this.breaches = new Map();
   }
@@ -95,6 +97,18 @@ export class Tokens {
     return visible(this.slice(i, end));
   }
 
+  /**
+   * What the chat template put around a message is folded: its special tokens, and a header such as `<|im_start|>tool`.
+   * The first of several tokens stands for them all. Token by token, as far as the text of the row says it.
+   * @param {number} i
+   */
+  folds(i) {
+    if (!this.known) return "";
+    this.template ??= templates(this);
+    const kind = this.template[i];
+    return kind ? (this.template[i - 1] && this.covered(i - 1) === this.covered(i) ? " template" : " template first") : "";
+  }
+
   /** @param {number} i */
   endsLine(i) {
     return this.known && this.text[this.bounds[i + 1] - 1] === 0x0a;
@@ -115,6 +129,22 @@ export class Tokens {
     if (a < b) spans.push([a, b]);
     return spans;
   }
+}
+
+/** What a chat template puts around messages. */
+export const SPECIAL = /<\|(?:im_start|start_header_id)\|>\w*(?:<\|end_header_id\|>)?\n?|<\|\w{1,40}\|>\n?|<\/?(?:start_of_turn|end_of_turn|bos|eos|s)>/g;
+
+/** Which tokens are of the chat template, by their text. Bytes are letters here, so that places in the text are bytes. @param {Tokens} tokens */
+function templates({ text, bounds, length }) {
+  const letters = new TextDecoder("latin1").decode(text);
+  const covered = new Uint8Array(length);
+  let i = 0;
+  for (const match of letters.matchAll(SPECIAL)) {
+    const end = match.index + match[0].length;
+    while (i < length && bounds[i] < match.index) i++;
+    for (; i < length && bounds[i + 1] <= end; i++) covered[i] = 1;
+  }
+  return covered;
 }
 
 /** @param {string} path @param {import("./api.js").Params} params @param {AbortSignal} [stop] */

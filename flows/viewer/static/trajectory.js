@@ -41,13 +41,14 @@ export function TrajectoryPage({ id }) {
 
 /** @param {{id: string, row: Row, tokens: Tokens}} props */
 function Trajectory({ id, row, tokens }) {
-  const { at, lens: wanted, t, m, found: marked } = route.value.params;
+  const { at, lens: wanted, t, m, template, found: marked } = route.value.params;
   useMarks(".conversation", marked ? marked.split("\n") : []);
+  const whole = template ? template === "shown" : tokens.length > FOLDED;
   const usable = LENSES.filter((candidate) => !lacking(candidate, tokens));
   const lens = usable.find((candidate) => candidate.id === wanted) ?? (t !== undefined && !wanted ? usable[0] : null) ?? null;
   const written = wanted === "text";
   const source = lens?.needs.map((name) => tokens.sources[name]).find(Boolean); // the stage that wrote what is shown
-  const painter = useMemo(() => new Painter(tokens, lens ?? LENSES[0]), [tokens]);
+  const painter = useMemo(() => new Painter(tokens, lens ?? LENSES[0], !whole), [tokens, whole]);
   const spans = useMemo(() => shares(row.messages, tokens.length), [row, tokens]);
   const token = t === undefined ? -1 : Math.min(Number(t) || 0, tokens.length - 1);
   const current = m === undefined ? -1 : Number(m) || 0;
@@ -106,12 +107,13 @@ function Trajectory({ id, row, tokens }) {
     <${Annotations} key=${`said ${id}`} id=${id} at=${at} messages=${row.messages} />
     <div class="lensbar">
       <${LensBar} tokens=${tokens} chosen=${lens?.id ?? (written ? "text" : "read")} />
+      ${lens && html`<button class="quiet" aria-pressed=${whole ? "false" : "true"} onClick=${() => change({ template: whole ? "folded" : "shown" })}>${whole ? "fold template tokens" : "show template tokens"}</button>`}
       ${lens && html`<ul class="legend" aria-label=${`legend of the lens ${lens.name}`}>${lens.legend(tokens).map((entry) => html`<li><span class=${`swatch ${entry.mark}`}></span>${entry.says}</li>`)}
         ${source && html`<li class="soft">by ${pieces(source)}</li>`}</ul>`}
       <${Proof} row=${row} tokens=${tokens} jump=${() => jump(next())} />
     </div>
     ${lens && row.messages.every((message) => message.token_end === null) && html`<p class="soft">No message says where its tokens are, so all of them stand at the last one.</p>`}
-    <div class=${`columns-of-row${lens ? "" : row.messages.length > 2 ? " with-outline" : " plain"}`}>
+    <div class=${`columns-of-row${lens ? "" : row.messages.length > 2 ? " with-outline" : " plain"}${whole ? "" : " folding"}`}>
       ${!lens && row.messages.length > 2 && html`<${Outline} messages=${row.messages} current=${current} open=${turnTo} />`}
       <div onClick=${(/** @type {Event} */ event) => painter.at(event.target) >= 0 && String(getSelection()) === "" && jump(painter.at(event.target))}>
         <${Conversation} id=${id} at=${at} messages=${row.messages} spans=${spans} painter=${lens && painter} current=${current} laid=${!written} />
@@ -127,6 +129,7 @@ function Trajectory({ id, row, tokens }) {
 
 const LISTED = 1000;
 const LATENCY = "latency_s:";
+const FOLDED = 20_000; // tokens up to which those of the template are folded: what has tokens before and after it moves less
 
 /** The turns in a line each. @param {{messages: Row["messages"], current: number, open: (number: number) => void}} props */
 function Outline({ messages, current, open }) {

@@ -36,8 +36,7 @@ def quantize(model: torch.nn.Module) -> None:
         values = module.weight.data.float()  # they are cast back to this dtype
         weight: Any = bitsandbytes.nn.Params4bit(values, requires_grad=False, quant_type="nf4", module=layer)
         layer.weight, layer.bias = weight.to(device), module.bias
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, layer.train(module.training))
+        replace_module(model, name, layer.train(module.training))
     model.to(device)
     model.is_loaded_in_4bit = True  # type: ignore[assignment]  # what PEFT asks before it adapts such layers
 
@@ -50,6 +49,12 @@ def linear_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Linear]]:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and module is not head
     ]
+
+
+def replace_module(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
+    """Put ``module`` in the place of the one of this name."""
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)
 
 
 def is_quantized(parameter: Any) -> bool:

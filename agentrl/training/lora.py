@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from agentrl.engines.quantized import is_quantized, linear_layers, quantize, whole
+from agentrl.engines.quantized import is_quantized, linear_layers, quantize, replace_module, whole
 from agentrl.engines.seeds import stream
 from agentrl.models.policy import Policy
 from agentrl.schemas.installation import install_hint
@@ -48,10 +48,10 @@ def merge_lora(policy: Policy) -> None:
                 base.weight += sum(adapted.get_delta_weight(adapter) for adapter in adapted.active_adapters)
             else:
                 adapted.merge()
-            _replace(policy.model, name, base)
+            replace_module(policy.model, name, base)
     for name, module in linear_layers(policy.model):
         if is_quantized(module.weight):
-            _replace(policy.model, name, _linear(module))
+            replace_module(policy.model, name, _linear(module))
     policy.model.requires_grad_(True)
     if hasattr(policy.model, "peft_config"):
         del policy.model.peft_config
@@ -62,8 +62,3 @@ def _linear(quantized: torch.nn.Linear) -> torch.nn.Linear:
     layer = torch.nn.Linear(quantized.in_features, quantized.out_features, bias=False, device="meta")
     layer.weight, layer.bias = torch.nn.Parameter(whole(quantized.weight)), quantized.bias
     return layer.train(quantized.training)
-
-
-def _replace(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, module)

@@ -7,7 +7,6 @@ docs/decisions/0040-weights-of-servers.md).
 """
 
 import traceback
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -58,7 +57,6 @@ class WeightReceiver:
 
     def __init__(self, worker: Any) -> None:
         self.worker = worker
-        self.instance = uuid.uuid4().hex  # another one after a restart
         self.loaded: str | None = None
         self.copy: Copy | None = None
         self.whole = 0
@@ -81,7 +79,6 @@ class WeightReceiver:
         done = self._fetching is not None and self._fetching.done()
         problem = self._fetching.result() if done and self._fetching else ""
         return {
-            "instance": self.instance,
             "fetching": self._fetching is not None and not done,
             "ready": self._wanted if done and not problem else None,
             "problem": problem,

@@ -6,6 +6,7 @@ SEEDS="0" FILES="chain_sum" python benchmarks/real.py
 TUNE=1 ...                               # choose each arm's rate first, on dev tasks of a seed that is not measured
 PROFILE=lora ...                         # adapters of low rank
 BESIDE=9 JOBS=3 ...                      # runs at once, and stages of each at once: on a GPU
+STORES=folder ...                        # stores that stay, so that a benchmark that was stopped goes on
 CHECK=1 ...                              # exit code 1 if a target is missed
 
 A line for each figure, with its target and `met` or `MISSED`.
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,6 +38,7 @@ RATES = [1 / 3, 1.0, 3.0]
 """Times the rate of the file."""
 PROFILE = os.environ.get("PROFILE", "")
 BESIDE, JOBS = int(os.environ.get("BESIDE", "1")), os.environ.get("JOBS", "2")
+STORES = os.environ.get("STORES", "")
 LEARNED = ["longer", "rejected", "dpo", "grpo"]
 FIRST = {"chain_sum": "shots", "math_tools": "base", "words_smollm": "base"}
 BY_REWARD = ["dpo", "grpo"]
@@ -57,6 +60,18 @@ def changed(before: Outcomes, after: Outcomes) -> tuple[int, int]:
         raise SystemExit("the two evaluations are of other tasks, and cannot be compared")
     gained = sum(after[task] and not before[task] for task in before)
     return gained, sum(before[task] and not after[task] for task in before)
+
+
+@contextmanager
+def folder_of(name: str, seed: int) -> Iterator[Path]:
+    """Where the store of a run lies: below :data:`STORES`, or until the run has ended."""
+    if STORES:
+        folder = Path(STORES).resolve() / f"{name}{PROFILE}-{seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    with TemporaryDirectory(prefix=f"agentrl-{name}-") as temporary:
+        yield Path(temporary)
 
 
 def line(text: str, met: bool) -> bool:
@@ -89,7 +104,7 @@ def rates_on_dev(name: str) -> dict[str, float]:
             stages[f"eval_{trial}"] = {**evaluation, "inputs": {"tasks": "tasks.dev", "model": trial}}
     needed = [stage for stage in stages if not stage.startswith(("probe_", "report", "eval_", "few", "shots"))]
     kept = [*(stage for stage in needed if stage not in LEARNED), *(f"eval_{trial}" for trial in tried)]
-    with TemporaryDirectory(prefix=f"agentrl-{name}-") as folder:
+    with folder_of(f"tuned-{name}", TUNED_ON) as folder:
         path = ROOT / "build" / f"tuned-{name}{PROFILE}.yaml"
         document = {"name": f"tuned_{name}", "seed": 0, "execution": {"env": {"OMP_NUM_THREADS": "1"}}}
         with path.open("w") as file:
@@ -118,7 +133,7 @@ def measured(name: str, seed: int, tuned: "Future[dict[str, float]] | None") -> 
         more += ["--until", stage]
     for arm, rate in tuned.result().items() if tuned else []:
         more += ["--set", f"stages.{arm}.with.optimizer.lr={rate:g}"]
-    with TemporaryDirectory(prefix=f"agentrl-{name}-") as folder:
+    with folder_of(name, seed) as folder:
         store = f"{folder}/store"
         done = run(seed, store, f"real/{name}", measures, more)
         at = done.metrics["warm"]["control_temperature"]
@@ -131,6 +146,10 @@ def measured(name: str, seed: int, tuned: "Future[dict[str, float]] | None") -> 
         kept = ("success", "greedy", "control", "control_temperature")
         shown = {key: round(metrics[key], 3) for key in kept if key in metrics}
         print(f"{name}, seed {seed}, {arm}: {shown}", flush=True)
+    for arm in LEARNED:
+        gained, lost = changed(solved["control"], solved[arm])
+        print(f"{name}, seed {seed}, {arm} over the control of warm: {gained} gained, {lost} lost", flush=True)
+    print(f"{name}, seed {seed}: {done.wall_s:.0f} s by the clock, {done.cpu_s:.0f} CPU s", flush=True)
     return done, solved
 
 

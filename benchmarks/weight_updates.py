@@ -3,7 +3,9 @@ whole model (``sync: folders``).
 
 A model of the shape of SmolLM2-135M with random weights, served in bfloat16. Each step moves every weight by 1e-6,
 which changes the bits of about 1 % of them in bfloat16. Two servers, one for each way, get the same versions in turn
-while each samples; the pause is the time from asking a server to pause to its answer that it goes on, and medians are
+while each writes tokens to a stream. The pause is the time from when a server stands still to its answer that it goes
+on. What the stream shows is said too: the longest time without a token during a load, less the usual time between two
+tokens. It has the prompts that are computed again, and the tokens by which the weights are proven; medians are
 compared.
 
     VLLM_PYTHON=.venv-vllm/bin/python python benchmarks/weight_updates.py
@@ -16,17 +18,19 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from asyncio.subprocess import PIPE
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from exactness import judged
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from agentrl.engines.base import Sampling, Weights
+from agentrl.engines.base import Weights
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import VLLMConfig
 from agentrl.engines.vllm import VLLMEngine, Way
@@ -34,8 +38,21 @@ from agentrl.models.policy import Policy
 from agentrl.models.tiny import train_tokenizer
 
 SMALL = os.environ.get("SCALE") == "small"
-VERSIONS = 5 if SMALL else 11
+VERSIONS = 4 if SMALL else 10
+WARM = 8
+"""Tokens before and after a load."""
+ANSWER_S = 0.02
+"""What vLLM waits between standing still and its answer to a pause."""
+
 WAYS: tuple[Way, ...] = ("folders", "delta")
+
+
+class Load(NamedTuple):
+    """Seconds of a load of weights, of its pause, and without a token in a stream."""
+
+    all: float
+    pause: float
+    silence: float
 
 
 def model_135m() -> Policy:
@@ -55,44 +72,71 @@ def step(model: Any, seed: int) -> None:
 
 
 @contextmanager
-def served(policy: Policy, way: Way, python: str) -> Iterator[tuple[VLLMEngine, list[float]]]:
-    """An engine, and its pauses in seconds."""
+def closing_all(engines: Iterable[VLLMEngine]) -> Iterator[list[VLLMEngine]]:
+    started: list[VLLMEngine] = []
+    try:
+        for engine in engines:
+            started.append(engine)
+        yield started
+    finally:
+        for engine in started:
+            blocking(engine.close())
+
+
+def serving(policy: Policy, way: Way, python: str) -> VLLMEngine:
     engine = VLLMConfig(dtype="bfloat16", tolerance=0.05, context=512, sync=way, python=python).build(policy)
     assert isinstance(engine, VLLMEngine)
+    return engine
+
+
+STREAM = """
+import httpx, sys, time
+url = sys.argv[1]
+[model] = httpx.get(f"{url}/v1/models").json()["data"]
+body = {"model": model["id"], "prompt": [5, 6, 7], "max_tokens": 500, "ignore_eos": True, "stream": True}
+with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+    for line in answer.iter_lines():
+        if line.startswith("data: {"):
+            print(time.monotonic(), flush=True)
+"""
+"""A process of its own, which nothing else holds up: prints when each token comes."""
+
+
+async def load_beside_a_stream(engine: VLLMEngine, weights: Weights) -> Load:
     [replica] = engine.replicas
     pause, resume = replica.pause, replica.resume
-    pauses, began = list[float](), [0.0]
+    paused: list[float] = []
 
-    async def paused() -> None:
-        began[0] = time.perf_counter()
+    async def pausing() -> None:
         await pause()
+        paused.append(time.monotonic() - ANSWER_S)
 
-    async def resumed() -> None:
+    async def resuming() -> None:
         await resume()
-        pauses.append(time.perf_counter() - began[0])
+        paused.append(time.monotonic())
 
-    replica.pause, replica.resume = paused, resumed  # type: ignore[method-assign]
+    replica.pause, replica.resume = pausing, resuming  # type: ignore[method-assign]
+    stream = await asyncio.create_subprocess_exec(sys.executable, "-c", STREAM, replica.url, stdout=PIPE)  # type: ignore[attr-defined]
+    assert stream.stdout is not None
+    arrivals = [float(await stream.stdout.readline()) for _ in range(WARM)]
+    started = time.monotonic()
     try:
-        yield engine, pauses
+        await engine.load(weights)
     finally:
-        blocking(engine.close())
-
-
-async def load_while_it_samples(engine: VLLMEngine, weights: Weights) -> float:
-    """Seconds of a load beside four turns."""
-
-    async def sample(number: int) -> None:
-        session = engine.open((number,))
-        session.observe([5 + number, 6, 7])
-        await engine.turn(session, Sampling(max_turn_tokens=60, max_tokens=100), stop=[], seed=number)
-
-    turns = [asyncio.create_task(sample(number)) for number in range(4)]
-    await asyncio.sleep(0.5)
-    started = time.perf_counter()
-    await engine.load(weights)
-    took = time.perf_counter() - started
-    await asyncio.gather(*turns)
-    return took
+        replica.pause, replica.resume = pause, resume  # type: ignore[method-assign]
+    ended = time.monotonic()
+    while arrivals[-WARM] < ended:
+        token = await stream.stdout.readline()
+        if not token:
+            raise SystemExit(
+                f"the stream ended after {len(arrivals)} tokens, before the load did: nothing was measured"
+            )
+        arrivals.append(float(token))
+    stream.kill()
+    await stream.wait()
+    gaps = [after - before for before, after in pairwise(arrivals)]
+    during = [gap for gap, after in zip(gaps, arrivals[1:], strict=True) if started < after and after - gap < ended]
+    return Load(ended - started, paused[-1] - paused[0], max(during) - statistics.median(gaps))
 
 
 def size(path: Path) -> int:
@@ -107,20 +151,23 @@ def main() -> int:
         print("left out: VLLM_PYTHON names no environment that has vLLM")
         return 0
     policy = model_135m()
-    took: dict[str, list[float]] = {way: [] for way in WAYS}
+    loads: dict[str, list[Load]] = {way: [] for way in WAYS}
     written: dict[str, list[int]] = {way: [] for way in WAYS}
-    with served(policy, "folders", python) as folders, served(policy, "delta", python) as delta:
-        for version in range(1, VERSIONS + 1):
+    with closing_all(serving(policy, way, python) for way in WAYS) as engines:
+        for version in range(VERSIONS + 1):
             step(policy.model, version)
-            for way, (engine, _) in zip(WAYS, (folders, delta), strict=True):
-                took[way].append(blocking(load_while_it_samples(engine, Weights(version, policy.model))))
-                written[way].append(size(engine.folder / (f"{version}.delta" if way == "delta" else str(version))))
-        pauses = {way: made[1][1:] for way, made in zip(WAYS, (folders, delta), strict=True)}
+            for way, engine in zip(WAYS, engines, strict=True):
+                load = blocking(load_beside_a_stream(engine, Weights(version, policy.model)))
+                if version:  # the first load of a server is no usual one
+                    loads[way].append(load)
+                    written[way].append(size(engine.folder / (f"{version}.delta" if way == "delta" else str(version))))
+    pauses = {way: sorted(1000 * load.pause for load in loads[way]) for way in WAYS}
     for way in WAYS:
         print(
-            f"{way}: pause {1000 * statistics.median(pauses[way]):,.0f} ms ({1000 * min(pauses[way]):,.0f} to "
-            f"{1000 * max(pauses[way]):,.0f}), {statistics.median(written[way]) / 1e6:,.1f} MB, a load in all "
-            f"{statistics.median(took[way]):.2f} s"
+            f"{way}: pause {statistics.median(pauses[way]):,.0f} ms ({pauses[way][0]:,.0f} to {pauses[way][-1]:,.0f}), "
+            f"{statistics.median(written[way]) / 1e6:,.1f} MB, a load in all "
+            f"{statistics.median(load.all for load in loads[way]):.2f} s, no token in a stream for "
+            f"{statistics.median(load.silence for load in loads[way]):.2f} s more than usual"
         )
     pause, data = (
         statistics.median(values["delta"]) / statistics.median(values["folders"]) for values in (pauses, written)

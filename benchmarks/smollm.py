@@ -29,8 +29,8 @@ def folder_of(path: Path, folder: Path, sha256: str = SHA256) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        convert(path, partial)
         partial.chmod(0o755)
+        convert(path, partial)
         partial.rename(folder)
     except ValueError as error:
         sys.exit(str(error))

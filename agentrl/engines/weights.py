@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from agentrl.engines.base import EngineError, Weights
+from agentrl.schemas.permissions import readable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -253,6 +254,7 @@ def _begun(folder: Path) -> Path:
 
 def _whole(partial: Path, folder: Path) -> Path:
     """The folder, now that what was written beside it is whole."""
+    readable(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return folder

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.schemas.installation import install_hint, is_installed
+from agentrl.schemas.permissions import readable
 
 MAGIC = b"GGUF"
 
@@ -66,6 +67,7 @@ def convert(path: str | Path, folder: Path) -> None:
         plain.tie_weights()
         plain.generation_config = model.generation_config
         plain.save_pretrained(folder)
+    readable(folder)
 
 
 def _plain(config: Any) -> Any:
@@ -154,8 +156,8 @@ def _made(digest: str, make: Callable[[Path], Any]) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
     try:
-        make(partial)
         partial.chmod(0o755)
+        make(partial)
         partial.rename(folder)
     except OSError:
         if not folder.is_dir():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.chat.codec import ChatCodec
 from agentrl.chat.dialects import KEY, find_dialect
+from agentrl.schemas.permissions import readable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -214,3 +215,4 @@ class Policy(Speaker):
         bfloat16 would lose most of what small steps changed."""
         self.model.save_pretrained(path)
         self.tokenizer.save_pretrained(path)
+        readable(path)

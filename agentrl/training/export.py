@@ -10,6 +10,7 @@ from torch import Tensor
 from agentrl.engines.quantized import is_quantized, whole
 from agentrl.engines.weights import WeightFiles, as_saved
 from agentrl.models.policy import Policy
+from agentrl.schemas.permissions import readable
 from agentrl.training.backend import Backend
 
 
@@ -30,6 +31,7 @@ def export(policy: Policy, backend: Backend, folder: Path) -> None:
             shards.add(as_saved(policy.model, {name: tensor}))
     if shards:
         shards.end()
+        readable(folder)
 
 
 def _begin(policy: Policy, folder: Path) -> None:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -165,10 +166,18 @@ class DeepSpeedRanks:
         tag = _latest(path)
         if tag is None:
             return None
-        writers = _writers(path / tag) if self._spread.zero else None
-        progress = self._load(path / tag, "model", writers)
-        if beside:
-            beside._load(path / tag, "beside", writers)
+        try:
+            writers = _writers(path / tag) if self._spread.zero else None
+            progress = self._load(path / tag, "model", writers)
+            if beside:
+                beside._load(path / tag, "beside", writers)
+        except (TrainingError, torch.OutOfMemoryError):
+            raise
+        except (OSError, RuntimeError, ValueError, LookupError, EOFError, UnpicklingError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise TrainingError(
+                f"the checkpoint {path / tag} cannot be read ({reason}); remove {path} to train from the start"
+            ) from error
         return progress
 
     def _load(self, folder: Path, name: str, writers: int | None) -> dict[str, Any]:

@@ -126,6 +126,20 @@ def losses(history: list[dict[str, Any]]) -> list[tuple[float, float]]:
     return [(row["loss"], row["grad_norm"]) for row in history]
 
 
+def interrupted(folder: Path, spread: DeepSpeed, **changes: Any) -> tuple[Path, Path]:
+    """A job whose ranks were ended after their third step, and its newest checkpoint."""
+
+    def interrupt(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 3:
+            raise KeyboardInterrupt
+
+    path = job_in(folder, spread, **changes)
+    with pytest.raises(KeyboardInterrupt):
+        launch(spread, path, interrupt)
+    checkpoints = folder / "checkpoints"
+    return path, checkpoints / (checkpoints / LATEST).read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [2, 3])
 def test_adapters_go_on_from_small_checkpoints_on_as_many_ranks(zero: Any, tmp_path: Path) -> None:
@@ -135,16 +149,7 @@ def test_adapters_go_on_from_small_checkpoints_on_as_many_ranks(zero: Any, tmp_p
     spread = DeepSpeed(zero=zero, processes=2)
     lora = {"optimizer": OPTIMIZER.model_copy(update={"lora": LoRA(rank=4, alpha=8)}), "checkpoint_every": 2}
     whole = launch(spread, job_in(tmp_path / "whole", spread, **lora), lambda metrics: None)
-
-    def kill(metrics: dict[str, float]) -> None:
-        if metrics["step"] == 3:
-            raise KeyboardInterrupt
-
-    path = job_in(tmp_path / "killed", spread, **lora)
-    with pytest.raises(KeyboardInterrupt):
-        launch(spread, path, kill)
-    checkpoints = tmp_path / "killed" / "checkpoints"
-    folder = checkpoints / (checkpoints / LATEST).read_text()
+    path, folder = interrupted(tmp_path / "killed", spread, **lora)
     assert (folder / WRITERS).read_text() == "2"
     assert sum(file.stat().st_size for file in folder.rglob("*model_states.pt")) < 4 * 64_000
     resumed: list[float] = []
@@ -164,14 +169,7 @@ def test_another_number_of_ranks_goes_on_from_a_checkpoint(
     settings = {"optimizer": OPTIMIZER.model_copy(update={"lora": lora}), "checkpoint_every": 2}
     two, other = (DeepSpeed(zero=zero, processes=ranks) for ranks in (2, readers))
     whole = launch(two, job_in(tmp_path / "whole", two, **settings), lambda metrics: None)
-
-    def kill(metrics: dict[str, float]) -> None:
-        if metrics["step"] == 3:
-            raise KeyboardInterrupt
-
-    path = job_in(tmp_path / "killed", two, **settings)
-    with pytest.raises(KeyboardInterrupt):
-        launch(two, path, kill)
+    path, _ = interrupted(tmp_path / "killed", two, **settings)
     job = TrainingJob.model_validate_json(path.read_text())
     job.model_copy(update={"deepspeed": other}).write(tmp_path / "killed")
     resumed: list[float] = []
@@ -183,6 +181,20 @@ def test_another_number_of_ranks_goes_on_from_a_checkpoint(
     weights = (Policy.load(tmp_path / name / "model").model.state_dict() for name in ("killed", "whole"))
     for mine, theirs in zip(*(state.values() for state in weights), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_named_with_the_next_step(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    spread = DeepSpeed(zero=2, processes=2)
+    path, folder = interrupted(tmp_path / "killed", spread, optimizer=OPTIMIZER, checkpoint_every=2)
+    damaged = folder / "model" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    for ranks in (2, 1):
+        spread = spread.model_copy(update={"processes": ranks})
+        job = TrainingJob.model_validate_json(path.read_text()).model_copy(update={"deepspeed": spread})
+        with pytest.raises(TrainingError, match=rf"{folder} cannot be read \(.*\); remove {folder.parent} to"):
+            launch(spread, job.write(tmp_path / "killed"), lambda metrics: None)
 
 
 @pytest.mark.slow

@@ -67,6 +67,7 @@ class Delta:
         about = {"base": self.base, "result": self.result, "sums": json.dumps(self.sums)}
         partial = path.with_name(f"{path.name}.partial")
         save_file(arrays, partial, about)
+        partial.chmod(0o600 | path.parent.stat().st_mode & 0o444)  # a server may be another user's
         partial.rename(path)
 
     @classmethod

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,25 @@ def config_folder(path: str | Path, digest: str) -> Path:
     return whole if whole.is_dir() else _made(f"{digest}-config", lambda folder: _convert_config(path, folder))
 
 
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Within it, a file is parsed once. transformers does so four times, and each takes seconds, most of them for the
+    vocabulary."""
+    if not is_installed("gguf"):
+        yield
+        return
+    import gguf
+
+    reader = gguf.GGUFReader
+    parsed = cache(reader)
+    gguf.GGUFReader = lambda path, *mode: parsed(os.path.realpath(path), *mode)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = reader
+
+
+@_parsed_once()
 def convert(path: str | Path, folder: Path) -> None:
     """Write config, weights and tokenizer of a GGUF into a folder. Raises ValueError as :func:`model_folder` does."""
     import torch
@@ -78,6 +97,7 @@ def _plain(config: Any) -> Any:
     return config
 
 
+@_parsed_once()
 def _convert_config(path: str | Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer
 

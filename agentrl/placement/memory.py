@@ -195,14 +195,13 @@ def moved(shape: ModelShape, plan: TrainingPlan, whole: int) -> float:
 
 def cast(shape: ModelShape, plan: TrainingPlan, whole: int, limits: GatherLimits) -> float:
     """Bytes that ``communication: bfloat16`` adds. Weights that are gathered ahead arrive in a buffer of their own and
-    are cast to float32 from it. Gradients have a bucket of their own, and a rank's part of the largest is cast to
-    float32 while the rest is there. Where adapters alone are trained, the bucket replaces that of float32, and what is
-    cast is the rank's part of the largest weight before it is gathered (``stage3.py`` and ``partition_parameters.py``
-    of DeepSpeed 0.19, and two real ranks)."""
-    ahead, part = min(whole, limits.prefetched), shape.matrix / plan.ranks
+    are cast to float32 from it, and gradients have a bucket of their own. Where adapters alone are trained, the bucket
+    replaces that of float32, and the rank's part of the largest weight is cast before it is gathered (``stage3.py`` and
+    ``partition_parameters.py`` of DeepSpeed 0.19, and two real ranks)."""
+    ahead = min(whole, limits.prefetched)
     if plan.lora_rank:
-        return BFLOAT16 * (ahead + part - limits.reduced)
-    return BFLOAT16 * (ahead + limits.reduced) + FLOAT32 * part
+        return BFLOAT16 * (ahead + shape.matrix / plan.ranks - limits.reduced)
+    return BFLOAT16 * (ahead + limits.reduced)
 
 
 def layer_numbers(shape: ModelShape, bfloat16: bool) -> float:

@@ -25,15 +25,15 @@ def added(shape: Any, plan: TrainingPlan) -> float:
     return training(shape, replace(plan, in_bfloat16=True)).total - training(shape, plan).total
 
 
-def test_it_adds_a_bucket_a_buffer_and_a_cast(tmp_path: Path) -> None:
-    """Of 8 billion parameters on 8 ranks: 50 million gradients and half a layer of 218 million in bfloat16, and an
-    eighth of the output matrix in float32."""
+def test_it_adds_a_bucket_and_a_buffer(tmp_path: Path) -> None:
+    """Of 8 billion parameters on 8 ranks: 50 million gradients and half a layer of 218 million in bfloat16. A trace of
+    that step holds .29 GiB more in its forward pass, and no more at its peak."""
     shape = shape_of(model_folder(tmp_path / "model", LLAMA_8B))
     plan = TrainingPlan(4096, bfloat16=True, checkpointing=True, zero=3, ranks=8)
     head = 128_256 * 4096
     assert shape.matrix == head
-    assert added(shape, plan) == 2 * (50_000_000 + 218_112_000 // 2) + 4 * head / 8
-    assert added(shape, plan) / GIB == pytest.approx(0.54, abs=0.01)
+    assert added(shape, plan) == 2 * (50_000_000 + 218_112_000 // 2)
+    assert added(shape, plan) / GIB == pytest.approx(0.30, abs=0.01)
     assert added(shape, replace(plan, lora_rank=16)) == 2 * (218_112_000 // 2 + head / 8 - 50_000_000)
 
 
@@ -45,7 +45,7 @@ def test_a_matrix_that_is_the_embedding_is_not_cast() -> None:
 
 @pytest.mark.slow
 def test_two_ranks_hold_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose output matrix is most of it, with passes so short that its gradient is the peak."""
+    """A model whose output matrix is most of it."""
     pytest.importorskip("deepspeed")
     pytest.importorskip("peft")
     torch.manual_seed(0)
@@ -72,6 +72,4 @@ def test_two_ranks_hold_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shape = shape_of(tmp_path / "start")
     assert added(shape, plan) == pytest.approx(more("peak", "full"), rel=0.15)
     estimate = added(shape, replace(plan, lora_rank=4))
-    assert estimate / 2 < more("peak", "adapters") < estimate, (
-        "logits are not there yet when the output matrix is gathered"
-    )
+    assert estimate / 3 < more("peak", "adapters") < estimate, "what is cast before it is gathered is there too early"

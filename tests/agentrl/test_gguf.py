@@ -1,7 +1,9 @@
 """GGUF files as model folders: every weight, the tokenizer and the chat template; what cannot be read is refused."""
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +44,24 @@ def test_it_is_converted_once(tmp_path: Path, cache: Path, monkeypatch: pytest.M
     assert gguf.model_folder(tmp_path / "x.gguf", "d1") == first
     assert gguf.config_folder(tmp_path / "x.gguf", "d1") == first
     assert [path.name for path in cache.iterdir()] == [first.name]
+
+
+@pytest.mark.parametrize("make", [gguf.model_folder, gguf.config_folder])
+def test_a_file_is_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path, str], Path]
+) -> None:
+    package, parsed = pytest.importorskip("gguf"), []
+    reader = package.GGUFReader
+
+    def counting(path: str, *mode: str) -> Any:
+        parsed.append(path)
+        return reader(path, *mode)
+
+    monkeypatch.setattr(package, "GGUFReader", counting)
+    write(tmp_path / "x.gguf")
+    make(tmp_path / "x.gguf", "d1")
+    assert len(parsed) == 1
+    assert package.GGUFReader is counting, "others get what they had"
 
 
 def test_its_config_is_had_without_its_weights(tmp_path: Path) -> None:

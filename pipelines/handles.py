@@ -191,6 +191,13 @@ class Model(Handle):
 
 
 @dataclass(frozen=True)
+class RewardModel(Handle):
+    """The folder of a reward model, see :mod:`agentrl.training.reward_model`. It scores, and cannot be sampled from."""
+
+    kind: ClassVar[Kind] = Kind.REWARD_MODEL
+
+
+@dataclass(frozen=True)
 class Report(Handle):
     """A folder with ``report.md`` and ``report.html``."""
 
@@ -209,5 +216,5 @@ class Folder(Handle):
 
 HANDLES: dict[Kind, type[Handle]] = {
     handle.kind: handle
-    for handle in (Tasks, Trajectories, Pairs, Scores, Steps, NoteTable, Model, Table, Report, Folder)
+    for handle in (Tasks, Trajectories, Pairs, Scores, Steps, NoteTable, Model, RewardModel, Table, Report, Folder)
 }

@@ -19,6 +19,7 @@ class Kind(StrEnum):
     TRAJECTORIES = "trajectories"  # Parquet (trajectory_id, weight): a selection of rows of the buffer, in order
     PAIRS = "pairs"  # Parquet of agentrl.schemas.pair.Pair
     MODEL = "model"  # folder: config.json, safetensors, tokenizer files
+    REWARD_MODEL = "reward_model"  # folder: that of a model, reward_head.safetensors, reward_model.json
     SCORES = "scores"  # Parquet of agentrl.schemas.score.TrajectoryScore
     STEPS = "steps"  # Parquet of agentrl.schemas.step_value.StepValue
     NOTES = "notes"  # Parquet of agentrl.schemas.note.Note

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,12 +25,16 @@ from agentrl.training.rows import TrainingRows, nested
 from agentrl.training.scoring import Passes
 from agentrl.training.token_record import TokenRecord
 
+if TYPE_CHECKING:
+    from agentrl.training.reward_model import RewardNet
+
 Metrics = dict[str, float]
 
 
 class Trainer:
     """Updates ``policy`` in place to minimise ``objective`` over ``total`` optimiser steps. ``seed`` decides what
-    adapters begin with."""
+    adapters begin with. With a ``scorer``, whose backbone is the policy's model, its head is updated too, and the
+    objective sees its logits in the place of log-probs."""
 
     def __init__(
         self,
@@ -40,8 +44,10 @@ class Trainer:
         total: int,
         backend: Callable[[torch.nn.Module, OptimizerConfig], Backend] = OneProcess,
         seed: int = 0,
+        scorer: "RewardNet | None" = None,
     ) -> None:
         self.policy = policy
+        self.scorer = scorer
         self.objective = objective
         self.config = config
         self.total = total
@@ -54,7 +60,8 @@ class Trainer:
         if config.gradient_checkpointing:
             routed = {"context_fn": checkpoint_contexts(policy.model)} if self.routes else {}
             policy.model.gradient_checkpointing_enable({"use_reentrant": False, **routed})
-        self.backend = backend(policy.model, config)
+        trained = torch.nn.ModuleList([policy.model, scorer.head]) if scorer else policy.model
+        self.backend = backend(trained, config)
         self.plain = plain_pass(policy, self.backend)
         self.packs = packs(policy.model, self.backend, self.plain)
         self.seen: TokenRecord | None = None
@@ -65,6 +72,9 @@ class Trainer:
         return self.backend.run(partial(self._forward, batch))
 
     def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        if self.scorer:
+            logits = self.scorer.logits(batch)
+            return logits, torch.zeros_like(logits)
         with self.policy.autocast():
             pass_over = (batch.input_ids, batch.scored, batch.packing, self.plain, batch.routes)
             return token_logprobs(self.policy.model, *pass_over)

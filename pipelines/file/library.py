@@ -26,6 +26,8 @@ STAGES = {
     "pairs.outcome": "agentrl.pipelines.methods.eto.outcome:outcome",
     "report.training": "agentrl.pipelines.stages.report:training_report",
     "rewards.audit": "agentrl.pipelines.stages.audit:audit",
+    "rewards.score": "agentrl.pipelines.methods.reward_model.score:score",
+    "rewards.train": "agentrl.pipelines.methods.reward_model.train:train",
     "scores.from_feedback": "agentrl.pipelines.stages.feedback:scores_from_feedback",
     "search.tree": "agentrl.pipelines.methods.lats.search:tree",
     "steps.value": "agentrl.pipelines.methods.slicing.steps:value",

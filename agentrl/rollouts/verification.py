@@ -21,7 +21,8 @@ _TRACEBACK_CHARS = 2000
 @dataclass(frozen=True)
 class Solved:
     """A task that a row solves by its verifier's word, what its episode begins with, and the reward that this episode
-    gives each turn of the row: None if it gives none, and no rewards at all if there was no episode."""
+    gives each turn of the row: None if it gives none, and no rewards at all if there was no episode. After
+    :meth:`ReplayVerifier.replayed` the score may also be that of a failure."""
 
     row: Trajectory
     task: Task
@@ -46,9 +47,17 @@ class ReplayVerifier:
 
     async def solved(self, row: Trajectory, task: Task) -> Solved | None:
         """What the episode says, or None if it fails, answers otherwise than the row's did, or is no success."""
+        result = await self.replayed(row, task)
+        if result is None or result.score.success:
+            return result
+        self.drops["not_solved"] += 1
+        return None
+
+    async def replayed(self, row: Trajectory, task: Task) -> Solved | None:
+        """The same, of a row that may be a failure. None if it has no score."""
         self.calls += sum(len(message.tool_calls) for message in row.messages)
         try:
-            result = await verified(self.environments[row.env], row, task)
+            result = await replayed(self.environments[row.env], row, task)
         except DivergedError:
             self.drops["diverged"] += 1
             return None
@@ -68,7 +77,13 @@ class ReplayVerifier:
 
 async def verified(environment: Environment, row: Trajectory, task: Task) -> Solved | None:
     """The score of a row's turns in an episode of ``task``, which may be another than the row's; None if it is no
-    success.
+    success. Raises DivergedError as :func:`replayed` does."""
+    result = await replayed(environment, row, task)
+    return result if result is not None and result.score.success else None
+
+
+async def replayed(environment: Environment, row: Trajectory, task: Task) -> Solved | None:
+    """The score of a row's turns in an episode of ``task``; None if it is unscored.
 
     Raises DivergedError if the episode answers a turn otherwise than the row's did.
     """
@@ -86,4 +101,4 @@ async def verified(environment: Environment, row: Trajectory, task: Task) -> Sol
         score = await episode.score()
     finally:
         await episode.close()
-    return Solved(row, task, opening, tools, score, rewards) if score is not None and score.success else None
+    return Solved(row, task, opening, tools, score, rewards) if score is not None else None

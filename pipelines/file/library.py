@@ -46,6 +46,7 @@ STAGES = {
     "trajectories.correct": "agentrl.pipelines.methods.dagger.correct:correct",
     "trajectories.curate": "agentrl.pipelines.stages.curate:curate",
     "trajectories.cut": "agentrl.pipelines.stages.cut:cut",
+    "trajectories.filter_calls": "agentrl.pipelines.methods.toolformer.filter_calls:filter_calls",
     "trajectories.fork": "agentrl.pipelines.methods.fork.fork:fork",
     "trajectories.import": "agentrl.pipelines.stages.imports:import_",
     "trajectories.import_cut": "agentrl.pipelines.stages.cut:import_cut",

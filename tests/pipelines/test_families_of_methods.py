@@ -21,6 +21,7 @@ from agentrl.pipelines.methods.fork.fork import fork
 from agentrl.pipelines.methods.hindsight.relabel import relabel
 from agentrl.pipelines.methods.splice.splice import splice
 from agentrl.pipelines.methods.team.team import team
+from agentrl.pipelines.methods.toolformer.filter_calls import filter_calls
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import sft
 from agentrl.pipelines.stages.trajectories import sample
@@ -156,3 +157,8 @@ def test_compressed_episodes(family: Family, by: str) -> None:
 
 def test_stored_rows_that_are_cut(family: Family) -> None:
     family.made(segment, {"limit": limit_of(family), "by": "drop"})
+
+
+def test_rows_without_calls_that_do_not_help(family: Family) -> None:
+    made = family.made(filter_calls, {"tools": ["go"], "tau": 0.05})
+    assert any(row.source == "calls_cut" for row in made.read())

@@ -1,0 +1,1 @@
+"""Toolformer's filter: which calls of stored rows help to say what follows."""

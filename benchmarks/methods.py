@@ -11,7 +11,8 @@ at temperature 1, greedily, and at each policy's best temperature, which is the 
 - slicing, pairs, eto, ipr, dagger, tree: see ``branching.py``.
 - search, guided, preferred, reflected: see ``searching.py``.
 - experience, guidance, star, splice: see ``memory.py``; teams: see ``teams.py``.
-- compress, segment: see ``compression.py``; replay, online_replay, counterfactual: see ``stored.py``.
+- compress, segment: see ``compression.py``; replay, online_replay, counterfactual: see ``stored.py``; filter_calls: see
+  ``useful_calls.py``.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
     METHODS=hindsight python benchmarks/methods.py  # some
@@ -345,6 +346,7 @@ MODULES = {
     "teams": ("teams",),
     "compression": ("compress", "segment"),
     "stored": ("replay", "online_replay", "counterfactual"),
+    "useful_calls": ("filter_calls",),
 }
 """Module -> the methods whose experiments lie there, as functions of their names."""
 METHODS = {name: module for module, names in MODULES.items() for name in names}

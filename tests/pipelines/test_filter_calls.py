@@ -25,6 +25,7 @@ from agentrl.pipelines.methods.toolformer.calls import (
     token_weights,
     weighted_loss,
 )
+from agentrl.pipelines.methods.toolformer.deciding import FilteredRow
 from agentrl.pipelines.methods.toolformer.filter_calls import filter_calls
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.schemas.task import Task
@@ -303,3 +304,17 @@ def test_rows_that_are_measured_on_are_refused(harness: Harness, policy: Policy)
 def test_bad_settings_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         filter_calls.config.model_validate(config)
+
+
+def test_turns_are_numbered_as_in_all_tables(policy: Policy) -> None:
+    """Those that a conversation opens with are none."""
+    row = tokenize(ROWS[0], policy.codec, policy.tokenizer_fingerprint)
+    shown = Message(role=Role.ASSISTANT, content="Yes?")
+    opened = row.model_copy(update={"messages": [shown, *row.messages]})
+    lines = []
+    for given_row in (row, opened):
+        filtered = FilteredRow.of(given_row, ["find"])
+        for location in locations(given_row):
+            filtered.note(location, "helps")
+        lines.append([line["turn"] for line in filtered.lines()])
+    assert lines[0] == lines[1] == list(range(len(lines[0])))

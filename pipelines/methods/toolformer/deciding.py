@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agentrl.advantages.turns import acting
 from agentrl.pipelines.methods.toolformer.calls import (
     AnsweredTurn,
     CallLocation,
@@ -16,7 +17,7 @@ from agentrl.pipelines.methods.toolformer.calls import (
     weighted_loss,
 )
 from agentrl.schemas.training import TrainingRow
-from agentrl.schemas.trajectory import Role, Trajectory
+from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
@@ -43,7 +44,8 @@ class FilteredRow:
     def of(cls, row: Trajectory, tools: Sequence[str]) -> "FilteredRow":
         """A row with tokens, of which the calls of ``tools`` are to be looked at."""
         made = cls(row.trajectory_id, row)
-        turns = [number for number, message in enumerate(row.messages) if message.role is Role.ASSISTANT]
+        own = {id(turn) for turn in acting(row.messages)}
+        turns = [number for number, message in enumerate(row.messages) if id(message) in own]
         for location in locations(row):
             name = call_at(row, location).name
             turn = turns.index(location.message)

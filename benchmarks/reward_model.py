@@ -3,6 +3,7 @@ of eight attempts by their scores is worth beside the first, the majority and th
 
     SEEDS="0 1 2" PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/reward_model.py
     SPLIT=dev SEEDS=10 ...      # where settings were chosen
+    TASKS=512 STEPS=300 ...     # twice the tasks
     KEPT=folder SEEDS=0 ...     # what a seed gave is kept there, and read by later runs: seeds can run side by side
 """
 
@@ -29,7 +30,8 @@ from agentrl.statistics.paired import difference
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "0 1 2").split()]
 SPLIT = os.environ.get("SPLIT", "heldout")
 KEPT = os.environ.get("KEPT")
-TRAIN, JUDGED, SAMPLES, K = 256, 128, 8, 4
+TRAIN = int(os.environ.get("TASKS", "256"))
+JUDGED, SAMPLES, K = TRAIN // 2, 8, 4
 WARM = {
     "model": {"init": "tiny", "size": {"context": 192, "vocabulary": 640}},
     "steps": 200,

@@ -58,8 +58,8 @@ class ScoredRows(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A row, the spans of its turns, and the scores: of the state before the first turn and after each (prm), or after
-    the last action (orm)."""
+    """A row without its tokens, the spans of its turns, and the scores: of the state before the first turn and after
+    each (prm), or after the last action (orm)."""
 
     row: Trajectory
     spans: list[Span]
@@ -149,7 +149,7 @@ def _judged(
         mask[places] = True
         empty = [0.0] * len(mask)
         marked.append(TrainingRow(row_id=row.trajectory_id, input_ids=row.input_ids, mask=mask.tolist(), weights=empty))
-        results.append(Judged(row, spans, []))
+        results.append(Judged(row.model_copy(update={"input_ids": [], "action_mask": [], "logprobs": []}), spans, []))
     scores = iter(net.scores(TrainingRows.of(marked), micro_tokens) if marked else [])
     for result in results:
         yield result._replace(scores=next(scores).tolist()) if isinstance(result, Judged) else result

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -53,15 +54,14 @@ def _parsed_once() -> Iterator[None]:
     if not is_installed("gguf"):
         yield
         return
-    import gguf
-
-    reader = gguf.GGUFReader
+    package: Any = import_module("gguf")
+    reader = package.GGUFReader
     parsed = cache(reader)
-    gguf.GGUFReader = lambda path, *mode: parsed(os.path.realpath(path), *mode)
+    package.GGUFReader = lambda path, *mode: parsed(os.path.realpath(path), *mode)
     try:
         yield
     finally:
-        gguf.GGUFReader = reader
+        package.GGUFReader = reader
 
 
 @_parsed_once()

@@ -19,8 +19,8 @@ import statistics
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,21 +72,13 @@ def step(model: Any, seed: int) -> None:
 
 
 @contextmanager
-def closing_all(engines: Iterable[VLLMEngine]) -> Iterator[list[VLLMEngine]]:
-    started: list[VLLMEngine] = []
-    try:
-        for engine in engines:
-            started.append(engine)
-        yield started
-    finally:
-        for engine in started:
-            blocking(engine.close())
-
-
-def serving(policy: Policy, way: Way, python: str) -> VLLMEngine:
+def serving(policy: Policy, way: Way, python: str) -> Iterator[VLLMEngine]:
     engine = VLLMConfig(dtype="bfloat16", tolerance=0.05, context=512, sync=way, python=python).build(policy)
     assert isinstance(engine, VLLMEngine)
-    return engine
+    try:
+        yield engine
+    finally:
+        blocking(engine.close())
 
 
 STREAM = """
@@ -153,7 +145,8 @@ def main() -> int:
     policy = model_135m()
     loads: dict[str, list[Load]] = {way: [] for way in WAYS}
     written: dict[str, list[int]] = {way: [] for way in WAYS}
-    with closing_all(serving(policy, way, python) for way in WAYS) as engines:
+    with ExitStack() as stack:
+        engines = [stack.enter_context(serving(policy, way, python)) for way in WAYS]
         for version in range(VERSIONS + 1):
             step(policy.model, version)
             for way, engine in zip(WAYS, engines, strict=True):

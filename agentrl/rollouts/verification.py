@@ -75,15 +75,8 @@ class ReplayVerifier:
                 await close()
 
 
-async def verified(environment: Environment, row: Trajectory, task: Task) -> Solved | None:
-    """The score of a row's turns in an episode of ``task``, which may be another than the row's; None if it is no
-    success. Raises DivergedError as :func:`replayed` does."""
-    result = await replayed(environment, row, task)
-    return result if result is not None and result.score.success else None
-
-
 async def replayed(environment: Environment, row: Trajectory, task: Task) -> Solved | None:
-    """The score of a row's turns in an episode of ``task``; None if it is unscored.
+    """The score of a row's turns in an episode of ``task``, maybe another than the row's; None if it is unscored.
 
     Raises DivergedError if the episode answers a turn otherwise than the row's did.
     """

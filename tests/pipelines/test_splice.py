@@ -18,7 +18,7 @@ from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import offline, sft
 from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.rollouts.continuations import check_continuation, node
-from agentrl.rollouts.verification import verified
+from agentrl.rollouts.verification import replayed
 from agentrl.schemas.note import Note
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Role, Trajectory
@@ -57,7 +57,9 @@ def test_a_failed_row_goes_on_as_a_success_did(
         assert (row.source, row.success, row.reward, row.spans) == ("spliced", True, 1.0, [])
         assert row.n_action_tokens == sum(row.action_mask)
         assert row.n_steps == len(turn_spans(after, [])) + 1
-        assert blocking(verified(Rooms(), row, known[row.task_id])), "made again, it is a success"
+        again = blocking(replayed(Rooms(), row, known[row.task_id]))
+        assert again is not None
+        assert again.score.success, "made again, it is a success"
     metrics = made.metrics
     reasons = ("no_common_state", "unproved", "too_many_turns", "doubled", "never_solved", "over_per_task")
     assert metrics["spliced"] == len(rows)

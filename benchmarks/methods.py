@@ -11,6 +11,7 @@ at temperature 1, greedily, and at each policy's best temperature, which is the 
 - slicing, pairs, eto, ipr, dagger, tree: see ``branching.py``.
 - search, guided, preferred, reflected: see ``searching.py``.
 - experience, guidance, star, splice: see ``memory.py``; teams: see ``teams.py``.
+- propose: see ``proposing.py``.
 - compress, segment: see ``compression.py``; replay, online_replay, counterfactual: see ``stored.py``; filter_calls: see
   ``useful_calls.py``.
 
@@ -347,13 +348,14 @@ MODULES = {
     "compression": ("compress", "segment"),
     "stored": ("replay", "online_replay", "counterfactual"),
     "useful_calls": ("filter_calls",),
+    "proposing": ("propose",),
 }
 """Module -> the methods whose experiments lie there, as functions of their names."""
 METHODS = {name: module for module, names in MODULES.items() for name in names}
 COURSES_OF = {
     "tune": ("words", "lookup", "rooms"),
     "hindsight": ("words", "lookup", "rooms", "rooms, silent"),
-    "online_replay": ("words",),
+    **dict.fromkeys(("online_replay", "propose"), ("words",)),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),
     **dict.fromkeys(("self_distill", "echo", "rwml", "star", "splice", "replay"), ("rooms", "lookup")),
 }

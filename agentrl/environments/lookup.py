@@ -38,6 +38,8 @@ VALUES = {
     "car": ["van", "jeep", "limo", "bus", "sedan", "truck", "kart", "coupe"],
 }
 LEVEL_SHARES = {1: 0.1, 2: 0.4, 3: 0.5}
+DRAWS = 100
+"""How often facts are drawn for a question that somebody wrote, until no entity comes twice on its path."""
 PEOPLE_PER_TASK = 5
 RESERVED = 0.2
 """Share of the chains of relations that the split ``compositional`` keeps for itself."""
@@ -128,6 +130,8 @@ class LookupEnvironment:
     compositional = True
     replayable = True
     level_shares: Mapping[int, float] = LEVEL_SHARES
+    words: Mapping[str, str] = {relation: relation for relation in (*LINKS, *VALUES)}
+    """Relation -> its word in questions."""
     tools: list[dict[str, Any]] = [  # noqa: RUF012  (a constant of the protocol)
         {
             "type": "function",
@@ -212,7 +216,7 @@ class LookupEnvironment:
 
     def question(self, start: str, relations: Sequence[str]) -> str:
         """``relations`` in the order of the calls; the question names them from the last to the first."""
-        return " of the ".join(reversed(relations)) + f" of {start}?"
+        return " of the ".join(self.words[relation] for relation in reversed(relations)) + f" of {start}?"
 
     def achieved(self, row: Trajectory, task: Task) -> list[Task]:
         """Questions that the answer of a row solves, about the same facts: each chain of its calls that ends at the
@@ -237,6 +241,45 @@ class LookupEnvironment:
         """The path of entities from the first name to the answer, which tasks of two splits never share."""
         metadata = json.loads(task.metadata)
         return " ".join(_walk(metadata["facts"], metadata["start"], metadata["relations"]))
+
+    def vary(self, task: Task, random: Random) -> Task | None:
+        """Another question about the facts of a task: of one relation more or less, of another relation, or of another
+        person. None if there is none whose path has no entity twice."""
+        metadata = json.loads(task.metadata)
+        facts, start, relations = metadata["facts"], metadata["start"], metadata["relations"]
+        links, value = relations[:-1], relations[-1]
+        ways = [
+            [(start, [*links[:at], link, *links[at:], value]) for at in range(len(relations)) for link in LINKS],
+            [(start, [*links[:at], *links[at + 1 :], value]) for at in range(len(links))],
+            [(start, [*links, other]) for other in VALUES if other != value],
+            [(other, relations) for other in facts if other != start],
+        ]
+        possible = [
+            questions
+            for way in ways
+            if (questions := [question for question in way if self._is_question(facts, *question)])
+        ]
+        return self._about(task, facts, *random.choice(random.choice(possible))) if possible else None
+
+    def proposed(self, text: str, like: Task, random: Random) -> Task | None:
+        """The task of a question that somebody wrote, with facts of its own; None if it is no question of this kind."""
+        *asked, start = text.strip().removesuffix("?").replace(" of the ", " of ").split(" of ")
+        relation_of = {word: relation for relation, word in self.words.items()}
+        relations = [relation_of.get(word.strip(), "") for word in reversed(asked)]
+        if start not in self.names or not relations:
+            return None
+        for _ in range(DRAWS):
+            facts = self._facts(start, random)
+            if self._is_question(facts, start, relations):
+                return self._about(like, facts, start, relations)
+        return None
+
+    def _is_question(self, facts: dict[str, dict[str, str]], start: str, relations: list[str]) -> bool:
+        """Whether relations lead from a person over links to a value, and no entity comes twice on the way."""
+        if len(relations) > max(self.level_shares) or relations[-1] not in VALUES or set(relations[:-1]) - set(LINKS):
+            return False
+        path = _walk(facts, start, relations)
+        return len(set(path)) == len(path)
 
     def _about(self, task: Task, facts: dict[str, dict[str, str]], start: str, relations: list[str]) -> Task:
         """Another question about the facts of a task, of its split, with an id that says so."""

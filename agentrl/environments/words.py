@@ -8,7 +8,7 @@ A success is not luck: nobody shares a value with another, and the links of a pe
 that a wrong relation gives a wrong answer unless a second error takes it back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from random import Random
 from typing import Annotated, Any
 
@@ -30,6 +30,7 @@ class WordsEnvironment(LookupEnvironment):
     name = "words"
     version = "1"
     level_shares: Mapping[int, float] = {1: 0.2, 2: 0.5, 3: 0.3}
+    words = WORDS
 
     def __init__(
         self,
@@ -45,9 +46,6 @@ class WordsEnvironment(LookupEnvironment):
     ) -> None:
         super().__init__(names, levels)
         self.unknown = frozenset(list(WORDS)[:unknown])
-
-    def question(self, start: str, relations: Sequence[str]) -> str:
-        return super().question(start, [WORDS[relation] for relation in relations])
 
     def _metadata(self, facts: dict[str, dict[str, str]], start: str, relations: list[str]) -> dict[str, Any]:
         """With the names of subgoals, and the steps that someone who knows all words takes."""

@@ -35,6 +35,7 @@ STAGES = {
     "tasks.generate": "agentrl.pipelines.stages.tasks:generate",
     "tasks.import": "agentrl.pipelines.stages.tasks:import_",
     "tasks.predict": "agentrl.pipelines.methods.rwml.predict:predict",
+    "tasks.propose": "agentrl.pipelines.methods.webrl.propose:propose",
     "tasks.vary": "agentrl.pipelines.stages.tasks:vary",
     "train.dpo": "agentrl.pipelines.stages.train:dpo",
     "train.grpo": "agentrl.pipelines.stages.grpo:grpo",

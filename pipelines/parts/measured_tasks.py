@@ -1,4 +1,4 @@
-"""Which new tasks are held-out ones under another name."""
+"""Tasks that are measured on: nothing is made of them, and no new task is one of them under another name."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -33,3 +33,13 @@ class MeasuredTasks:
         if environment is None or not hasattr(environment, "goal") or not known:
             return None
         return str(environment.name), str(environment.goal(task))
+
+
+def check_trained_on(tasks: Iterable[Task]) -> None:
+    """Raise ValueError that names a task that is not of the train split."""
+    for task in tasks:
+        if task.split != "train":
+            raise ValueError(
+                f"task {task.task_id} is of split {task.split!r}: nothing is made from what is measured on; wire tasks "
+                "of the train split"
+            )

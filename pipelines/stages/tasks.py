@@ -14,7 +14,7 @@ from agentrl.engines.seeds import stream
 from agentrl.environments import EnvironmentChoice, load_environment
 from agentrl.pipelines.handles import Tasks, Trajectories
 from agentrl.pipelines.parts.common import environment
-from agentrl.pipelines.parts.measured_tasks import MeasuredTasks
+from agentrl.pipelines.parts.measured_tasks import MeasuredTasks, check_trained_on
 from agentrl.pipelines.stage import Context, External, StageConfig, stage
 from agentrl.pipelines.stages.imports import FormatChoice
 from agentrl.schemas.annotations import ADDED
@@ -297,12 +297,8 @@ def vary(context: Context, config: VaryConfig, tasks: list[Tasks], heldout: list
     given = [task for handle in tasks for task in handle.read()]
     held = [task for handle in heldout for task in handle.read()]
     environments = {task.env: environment(context, task.env) for task in (*given, *held)}
+    check_trained_on(given)
     for task in given:
-        if task.split != "train":
-            raise ValueError(
-                f"task {task.task_id} is of split {task.split!r}: nothing is made from what is measured on; wire tasks "
-                "of the train split"
-            )
         if not hasattr(environments[task.env], "vary"):
             raise ValueError(
                 f"env {task.env!r}, of task {task.task_id}, makes no variants; give it vary(task, random) -> a task, "

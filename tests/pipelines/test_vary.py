@@ -44,6 +44,6 @@ def test_what_cannot_be_varied_is_named(tmp_path: Path) -> None:
     splits = harness.run(generate, MATH)
     with pytest.raises(ValueError, match="is of split 'heldout': nothing is made from what is measured on"):
         harness.run(vary, tasks=[splits["heldout"]], heldout=[])
-    other = harness.run(generate, {"env": "lookup", "train": 2, "dev": 1, "heldout": 1})["train"]
-    with pytest.raises(ValueError, match=r"env 'lookup', of task .* makes no variants; give it vary"):
+    other = harness.run(generate, {"env": "office", "train": 2, "dev": 1, "heldout": 1})["train"]
+    with pytest.raises(ValueError, match=r"env 'office', of task .* makes no variants; give it vary"):
         harness.run(vary, tasks=[other], heldout=[])

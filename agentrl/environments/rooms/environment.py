@@ -155,6 +155,14 @@ class Rooms(Family):
         ]
         return self._between(task, *random.choice([pair for pair in near if pair[0] != pair[1]]))
 
+    def proposed(self, text: str, like: Task, random: Random) -> Task | None:
+        """The task of a question that somebody wrote; None if it names no two rooms of the house."""
+        start, _, goal = text.partition("?")[0].partition(" to ")
+        known = self.house.numbers
+        if start not in known or goal not in known or start == goal:
+            return None
+        return self._between(like, known[start], known[goal])
+
     def _between(self, task: Task, start: int, goal: int) -> Task:
         return self.derived(task, self._draft(start, goal), self.house.distances(goal)[start])
 

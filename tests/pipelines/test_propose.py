@@ -1,0 +1,109 @@
+"""New tasks that models propose: each is one, new, and not held out, or is refused and counted."""
+
+import json
+from typing import Any
+
+import pytest
+from judge_server import judging
+from pydantic import ValidationError
+
+from agentrl.environments import load_environment
+from agentrl.pipelines.handles import Tasks
+from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.methods.webrl.propose import propose
+from agentrl.schemas.task import Task
+
+
+@pytest.fixture
+def harness(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    monkeypatch.setenv("JUDGE_KEY", "key")
+    return Harness(tmp_path)
+
+
+def drawn(env: str = "rooms") -> dict[str, list[Task]]:
+    return load_environment(env).tasks({"train": 12, "heldout": 6}, 0)
+
+
+def wired(harness: Harness, splits: dict[str, list[Task]]) -> dict[str, list[Tasks]]:
+    return {"tasks": [harness.tasks(splits["train"])], "heldout": [harness.tasks(splits["heldout"])]}
+
+
+def test_each_proposal_becomes_a_task_or_is_refused_for_one_reason(harness: Harness) -> None:
+    splits = drawn()
+    old, held = splits["train"][0].prompt, splits["heldout"][0].prompt
+    known = {task.prompt for tasks in splits.values() for task in tasks}
+    new = next(text for text in ("attic to bath?", "attic to cave?", "attic to deck?") if text not in known)
+    texts = [new, old, held, new, "attic to nowhere?", "Buy a car.", ""]
+    with judging(lambda asked: f"Here they are: {json.dumps({'tasks': texts})}") as server:
+        config = {"by": {"engines": [server.engine]}, "requests": 1, "shown": 5}
+        made = harness.run(propose, config, **wired(harness, splits))
+    [task] = made["tasks"].read()
+    assert (task.prompt, task.env, task.split) == (new, "rooms", "train")
+    rows = made["proposals"].table().to_pylist()
+    assert [row["text"] for row in rows] == texts
+    assert [row["refused"] for row in rows] == [
+        None, "doubled", "heldout_prompt", "doubled", "not_a_task", "not_a_task", "not_a_task"
+    ]  # fmt: skip
+    assert [row["task_id"] is not None for row in rows] == [True] * 4 + [False] * 3
+    counts = {"failed": 12, "proposed": 7, "tasks": 1, "doubled": 2, "heldout_prompt": 1, "not_a_task": 3}
+    assert counts.items() <= made.metrics.items()
+    [prompt] = server.prompts()
+    shown = [task.prompt for task in splits["train"] if json.dumps(task.prompt) in prompt]
+    assert len(shown) == 5
+    assert '"go"' in prompt, "the tools are shown"
+
+
+def test_models_are_asked_in_turn_until_there_are_tasks_enough(harness: Harness) -> None:
+    names = load_environment("rooms").house.names  # type: ignore[attr-defined]
+    pairs = iter([f"{a} to {b}?" for a in names for b in names if a != b])
+
+    def reply(asked: dict[str, Any]) -> str:
+        return json.dumps({"tasks": [next(pairs) for _ in range(4)]})
+
+    splits = drawn()
+    with judging(reply) as first, judging(reply) as second:
+        config = {"by": {"engines": [first.engine, second.engine]}, "n": 6, "requests": 8, "shown": 3}
+        made = harness.run(propose, config, **wired(harness, splits))
+    assert len(made["tasks"].read()) == 6
+    assert len(first.requests) == len(second.requests) == 4
+    assert len({task.task_id for task in made["tasks"].read()}) == 6
+
+
+def test_a_reply_without_tasks_is_counted_and_no_task_at_all_is_warned_of(harness: Harness) -> None:
+    with judging(lambda asked: "I had rather not.") as server:
+        config = {"by": {"engines": [server.engine], "retries": 1}, "requests": 2}
+        with pytest.warns(UserWarning, match="no task was proposed that is one"):
+            made = harness.run(propose, config, **wired(harness, drawn()))
+    assert made["tasks"].read() == []
+    assert made.metrics["no_reply"] == 2
+    assert len(server.requests) == 4
+
+
+def test_a_question_gets_facts_of_its_own_and_is_solved_by_one_who_knows(harness: Harness) -> None:
+    environment = load_environment("words")
+    splits = drawn("words")
+    texts = ["beast of the foe of Ann?", "beast of the beast of Ann?", "foe of Ann?", "beast of the foe of Zorro?"]
+    with judging(lambda asked: json.dumps({"tasks": texts})) as server:
+        config = {"by": {"engines": [server.engine]}, "requests": 1}
+        made = harness.run(propose, config, **wired(harness, splits))
+    [task] = made["tasks"].read()
+    about = json.loads(task.metadata)
+    assert (task.prompt, task.level, about["relations"]) == (texts[0], 2, ["rival", "pet"])
+    foe = about["facts"]["Ann"]["rival"]
+    assert json.loads(task.ground_truth) == about["facts"][foe]["pet"]
+    assert about["subgoals"] == ["foe", "beast"]
+    assert environment.goal(task)  # type: ignore[attr-defined]
+    assert made.metrics["not_a_task"] == 3
+
+
+def test_tasks_that_are_measured_on_and_environments_without_proposals_are_refused(harness: Harness) -> None:
+    with judging(lambda asked: "") as server:
+        config = {"by": {"engines": [server.engine]}}
+        splits = drawn()
+        measured = {"tasks": [harness.tasks(splits["heldout"])], "heldout": []}
+        with pytest.raises(ValueError, match="is of split 'heldout': nothing is made from what is measured on"):
+            harness.run(propose, config, **measured)
+        with pytest.raises(ValueError, match=r"env 'office' takes no proposals; give it proposed\(text, like"):
+            harness.run(propose, config, **wired(harness, drawn("office")))
+    with pytest.raises(ValidationError, match="a judge is an endpoint"):
+        propose.config.model_validate({"by": {"engines": [{"type": "transformers"}]}})

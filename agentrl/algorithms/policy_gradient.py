@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from agentrl.algorithms.base import Config, Minimised
 from agentrl.rewards.length import over_limit
+from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.choice import OneOf
 from agentrl.schemas.training import TrainingRow
 from agentrl.schemas.trajectory import Trajectory
@@ -52,6 +53,9 @@ class OffPolicy(Config):
 
     truncate: float | None = Field(None, gt=0, description="upper bound of a token's importance weight (TIS)")
     truncate_sequence: float | None = Field(None, gt=0, description="upper bound of a whole row's importance weight")
+    truncate_prefix: Annotated[float | None, ADDED] = Field(
+        None, gt=0, description="upper bound of the product of ratios over a row up to and including the token"
+    )
     band: tuple[float, float] | None = Field(None, description="tokens whose ratio is outside are not trained on")
     max_staleness: int | None = Field(None, ge=0, description="rows of policies older by more versions are dropped")
     min_ess: float = Field(
@@ -66,14 +70,20 @@ class OffPolicy(Config):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "OffPolicy":
-        if self.vtrace and (self.truncate is not None or self.truncate_sequence is not None):
-            raise ValueError("vtrace weights by p/b itself; truncate and truncate_sequence would correct twice")
+        given = [
+            name for name in ("truncate", "truncate_prefix", "truncate_sequence") if getattr(self, name) is not None
+        ]
+        if self.vtrace and given:
+            raise ValueError(f"vtrace weighs by p/b itself; {' and '.join(given)} would correct twice")
         if self.vtrace and not 0 < self.vtrace[1] <= self.vtrace[0]:
             raise ValueError(f"vtrace {self.vtrace}: bounds are rho >= c > 0, such as [1.0, 1.0]")
         if self.band and not 0 <= self.band[0] < 1 < self.band[1]:
             raise ValueError(f"band {self.band} must hold 1, the ratio of a policy to itself: such as [0.5, 2.0]")
-        if self.truncate is not None and self.truncate_sequence is not None:
-            raise ValueError("set one of truncate (per token) and truncate_sequence; both would correct twice")
+        if len(given) > 1:
+            raise ValueError(
+                f"set one of {' and '.join(given)}: the weight of a token is its own ratio, that of its prefix or that "
+                "of its row; together they would correct twice"
+            )
         return self
 
 

@@ -29,6 +29,14 @@ def truncated_sequence_weights(log_ratio: Tensor, mask: Tensor, bound: float) ->
     return (log_ratio * mask).sum(-1, keepdim=True).exp().clamp(max=bound)
 
 
+def truncated_prefix_weights(log_ratio: Tensor, mask: Tensor, bound: float) -> Tensor:
+    """``min(product of p/b over the row's action tokens up to this one, bound)``, [rows, tokens]: how much likelier the
+    policy is than the one that sampled to come to this token and to take it (per-decision importance sampling: Precup
+    et al. 2000, section 3). Without the bound the policy gradient is exact if a token's advantage is the policy's own,
+    as a critic's; the variance grows with the length."""
+    return (log_ratio * mask).cumsum(-1).exp().clamp(max=bound)
+
+
 def band_mask(log_ratio: Tensor, low: float, high: float) -> Tensor:
     """Whether the ratio of each token is within ``[low, high]``, [rows, tokens]; others are not trained on (IcePop,
     Ling team 2025)."""
@@ -51,6 +59,8 @@ def importance_weights(config: "OffPolicy", log_ratio: Tensor, mask: Tensor) -> 
         importance = torch.ones_like(log_ratio)  # it is in the advantages
     elif config.truncate_sequence is not None:
         importance = truncated_sequence_weights(log_ratio, mask, config.truncate_sequence).expand_as(log_ratio)
+    elif config.truncate_prefix is not None:
+        importance = truncated_prefix_weights(log_ratio, mask, config.truncate_prefix)
     elif config.truncate is not None:
         importance = truncated_token_weights(log_ratio, config.truncate)
     else:

@@ -17,6 +17,7 @@ from agentrl.online.credit import Extras, assign, shaped_rewards
 from agentrl.online.off_policy import (
     band_mask,
     effective_sample_size,
+    truncated_prefix_weights,
     truncated_sequence_weights,
     truncated_token_weights,
 )
@@ -58,6 +59,20 @@ def test_weights_and_bands() -> None:
     assert truncated_sequence_weights(log_ratio, mask, 2.0).item() == pytest.approx(0.6)
     assert truncated_sequence_weights(log_ratio, mask, 0.5).item() == pytest.approx(0.5)
     assert band_mask(log_ratio, 0.5, 2.0).tolist() == [[True, False, False]]
+
+
+def test_the_weight_of_a_token_is_the_product_of_ratios_up_to_it() -> None:
+    """Ratios 3, 0.5 and 4 of action tokens, with an observation of ratio 7 between: products 3, 1.5 and 6."""
+    log_ratio = torch.tensor([[0.0, 3.0, 0.5, 7.0, 4.0]]).log().masked_fill(torch.tensor([[True] + [False] * 4]), 0.0)
+    mask = torch.tensor([[False, True, True, False, True]])
+    assert truncated_prefix_weights(log_ratio, mask, 100.0)[0, mask[0]].tolist() == pytest.approx([3, 1.5, 6])
+    assert truncated_prefix_weights(log_ratio, mask, 2.0)[0, mask[0]].tolist() == pytest.approx([2, 1.5, 2])
+    long = torch.full((1, 4000), 1.0)
+    assert truncated_prefix_weights(long, torch.ones(1, 4000, dtype=torch.bool), 2.0).max() == 2
+    credit = assign(GRPO(off_policy=OffPolicy(truncate_prefix=2.5)), ROLLOUTS, Extras(proximal=PROXIMAL, version=3))
+    first, second = credit.rows
+    assert [first.weights[1], first.weights[3]] == pytest.approx([2.5, 2.5], abs=1e-4)
+    assert [second.weights[1], second.weights[3]] == pytest.approx([-1, -0.1], abs=1e-4)
 
 
 def test_effective_sample_size() -> None:
@@ -156,6 +171,8 @@ def test_rewards_that_are_not_numbers_are_refused_by_name() -> None:
         {"type": "grpo", "kl": {"estimator": "k1"}},
         {"type": "grpo", "off_policy": {"band": [1.5, 2.0]}},
         {"type": "grpo", "off_policy": {"truncate": 2, "truncate_sequence": 2}},
+        {"type": "grpo", "off_policy": {"truncate": 2, "truncate_prefix": 2}},
+        {"type": "ppo", "off_policy": {"vtrace": [1, 1], "truncate_prefix": 2}},
         {"type": "rloo", "clip_low": 0.1},
         {"type": "grop"},
     ],

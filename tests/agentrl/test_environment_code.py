@@ -266,7 +266,8 @@ def test_hidden_results_never_enter_the_sandbox() -> None:
         "    seen = [open(path, errors='replace').read() for path in glob.glob('/tmp/work/*/*.*')]\n"
         "    return '-'.join(['the', 'right', 'result']) in str(seen) + str(gc.get_objects()) + str(sys.argv)"
     )
-    assert blocking(right_calls(HERE, Workspace({"main.py": source}), calls)) == {"secret": False, "seen": True}
+    right, fared = blocking(right_calls(HERE, Workspace({"main.py": source}), calls))
+    assert (right, fared) == ({"secret": False, "seen": True}, "failed")
 
 
 def test_an_episode_can_be_kept_and_gone_back_to() -> None:

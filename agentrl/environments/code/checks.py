@@ -1,9 +1,10 @@
 """Checks in a sandbox: calls whose results are compared outside it, and tests that the policy may run."""
 
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.environments.base import cut
 from agentrl.environments.code.workspace import LONGEST, Workspace
@@ -12,10 +13,19 @@ from agentrl.sandbox import Ran, Sandbox
 Calls = Mapping[str, tuple[str, str, list[Any], Any]]
 """Name -> module, function, arguments, and the result that is right."""
 
+Execution = Literal["passed", "failed", "error", "uncompiled"]
+"""How a program fared, by the worst of its calls: all results are right; one is wrong; one raised, or never came; or a
+module does not compile."""
+
 MAKE_CALLS = """
 def result(module, name, arguments):
     try:
         __import__(module)
+    except SyntaxError:
+        return "uncompiled"
+    except BaseException:
+        return "raised"
+    try:
         return ascii(getattr(sys.modules[module], name)(*arguments))
     except BaseException:
         return "raised"
@@ -71,19 +81,19 @@ sys.exit(bool(failed))
 ``test_*.py``, and prints what failed."""
 
 
-async def right_calls(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> dict[str, bool]:
-    """Which calls of a workspace's functions give the right result. The sandbox is told the arguments alone, so no code
-    in it can read the results or claim to be right: what it prints is compared here."""
+async def right_calls(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> tuple[dict[str, bool], Execution]:
+    """Which calls of a workspace's functions give the right result, and how the program fared. The sandbox is told the
+    arguments alone, so no code in it can read the results or claim to be right: what it prints is compared here."""
     return _compared((await _run(sandbox, workspace, CALLS_ALONE, calls)).stdout, calls)
 
 
-async def visible_tests(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> tuple[str, dict[str, bool]]:
-    """What the tests in the workspace say, for the policy to read; and which calls give the right result. The policy
-    may have edited the tests, which does not change the calls."""
+async def visible_tests(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> tuple[str, dict[str, bool], Execution]:
+    """What the tests in the workspace say, for the policy to read; which calls give the right result; and how the
+    program fared. The policy may have edited the tests, which does not change the calls."""
     word = secrets.token_hex(8)
     ran = await _run(sandbox, workspace, RUN_TESTS, calls, word)
     made, _, printed = ran.stdout.partition(f"{word}\n".encode())
-    return told(replace(ran, stdout=printed)), _compared(made, calls)
+    return told(replace(ran, stdout=printed)), *_compared(made, calls)
 
 
 def told(ran: Ran) -> str:
@@ -96,14 +106,52 @@ def told(ran: Ran) -> str:
     return cut(report.strip(), LONGEST)
 
 
+PARSE = """
+import ast, hashlib
+for number in range(int(sys.argv[1])):
+    try:
+        with open(f"check/{number}.py", encoding="utf-8", errors="surrogateescape") as file:
+            tree = ast.parse(file.read())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        print()
+        continue
+    dumped = (ascii(ast.dump(node)).encode() for node in ast.walk(tree) if isinstance(node, (ast.stmt, ast.expr)))
+    print(*(hashlib.sha1(text).hexdigest()[:8] for text in dumped))
+"""
+
+
+async def syntax_match(sandbox: Sandbox, ours: Mapping[str, str], right: Mapping[str, str]) -> float:
+    """The share of the subtrees of the ``right`` files' syntax trees that ``ours`` have too, each as often as it is
+    there (CodeBLEU's syntactic match: Ren et al. 2020, section 2.2), over the Python files that differ from each other;
+    1 if none does. Subtrees are statements and expressions, with their names. Nothing is run; both are parsed in the
+    sandbox, since a parser can be broken."""
+    paths = [path for path in sorted({*ours, *right}) if path.endswith(".py") and ours.get(path) != right.get(path)]
+    texts = [files.get(path, "") for path in paths for files in (ours, right)]
+    scripts = {f"check/{number}.py": text.encode("utf-8", "surrogateescape") for number, text in enumerate(texts)}
+    ran = await sandbox.run(
+        [sandbox.python, "-I", "-S", "check/run.py", str(len(texts))],
+        {"check/run.py": f"import sys{PARSE}".encode(), **scripts},
+    )
+    lines = [Counter(line.split()) for line in ran.stdout.split(b"\n")[: len(texts)]]
+    lines += [Counter()] * (len(texts) - len(lines))
+    total = sum(subtrees.total() for subtrees in lines[1::2])
+    shared = sum((made & wanted).total() for made, wanted in zip(lines[::2], lines[1::2], strict=True))
+    return shared / total if total else 1.0
+
+
 async def _run(sandbox: Sandbox, workspace: Workspace, script: str, calls: Calls, *arguments: str) -> Ran:
     asked = repr([check[:3] for check in calls.values()])
     files = {"check/run.py": script.encode(), "check/calls": asked.encode()} | workspace.encoded("repository/")
     return await sandbox.run([sandbox.python, "-I", "-S", "check/run.py", *arguments], files)
 
 
-def _compared(printed: bytes, calls: Calls) -> dict[str, bool]:
-    """Which of the lines are the right results, as Python writes them."""
+def _compared(printed: bytes, calls: Calls) -> tuple[dict[str, bool], Execution]:
+    """Which of the lines are the right results, as Python writes them, and what they say of the program."""
     lines = printed.split(b"\n")
     given = [*lines[: len(calls)], *[b""] * (len(calls) - len(lines))]
-    return {name: text == ascii(check[3]).encode() for text, (name, check) in zip(given, calls.items(), strict=True)}
+    right = {name: text == ascii(check[3]).encode() for text, (name, check) in zip(given, calls.items(), strict=True)}
+    if b"uncompiled" in given:
+        return right, "uncompiled"
+    if b"raised" in given or b"" in given:
+        return right, "error"
+    return right, "passed" if all(right.values()) else "failed"

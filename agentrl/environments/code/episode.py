@@ -76,13 +76,21 @@ class CodingEpisode(ToolEpisode[F], Generic[F]):
         """What the tests that the policy sees say of its files."""
         raise NotImplementedError
 
-    def graded(self, tests: Mapping[str, bool], failed: Sequence[str], passed: Sequence[str], **state: Any) -> Score:
+    def graded(
+        self,
+        tests: Mapping[str, bool],
+        failed: Sequence[str],
+        passed: Sequence[str],
+        value: float | None = None,
+        **state: Any,
+    ) -> Score:
         """The score, from the report of the hidden tests and from the names of those that failed before and those that
-        passed."""
+        passed. The reward is ``value``, if it is given."""
         failing, passing = ([tests.get(name, False) for name in names] for names in (failed, passed))
         success = all(failing) and all(passing)
         config: Any = self.family.config
-        value = float(success)
+        if value is None:
+            value = float(success)
         if config.reward == "share":
             value = sum(failing) / len(failing) * (sum(passing) / len(passing) if passing else 1.0)
         made = patch(self.given, self.files)

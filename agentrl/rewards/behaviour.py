@@ -4,12 +4,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from agentrl.rewards.answers import Declared, final_answer
 from agentrl.rewards.component import Grade, Reward
+from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
@@ -68,6 +69,10 @@ class Form(Reward):
         "any", description="of each turn; tags of reasoning that are not closed are never well-formed"
     )
     declared: Declared | None = Field("message", description="where the answer must stand; null: none is asked for")
+    unrewarded: Annotated[bool, ADDED] = Field(
+        False, description="0 for a rollout that the environment rewarded: the form of a wrong answer is worth "
+        "something, that of a right one nothing more (ReFT: Trung et al. 2024; ReSearch: Chen et al. 2025)",
+    )  # fmt: skip
 
     def value(self, rollout: Trajectory, task: Task) -> Grade:
         turns = [message for message in rollout.messages if message.role is Role.ASSISTANT]
@@ -77,7 +82,8 @@ class Form(Reward):
             and all(arguments_of(call) is not None for call in calls_of(rollout)),
             "answer": self.declared is None or bool((final_answer(rollout, self.declared) or "").strip()),
         }
-        return Grade(float(all(parts.values())), {name: float(well) for name, well in parts.items()})
+        counts = not (self.unrewarded and (rollout.reward or 0.0) > 0)
+        return Grade(float(counts and all(parts.values())), {name: float(well) for name, well in parts.items()})
 
     def _reasons_well(self, turn: Message) -> bool:
         if "<think>" in turn.content or "</think>" in turn.content:
@@ -119,6 +125,13 @@ class ToolMatch(Reward):
     """
 
     type: Literal["tool_match"] = "tool_match"
+    outcome: Annotated[bool, ADDED] = Field(
+        False, description="count the match as the outcome, for tasks that are to make these calls, as ToolRL's"
+    )
+
+    @property
+    def is_outcome(self) -> bool:
+        return self.outcome
 
     def value(self, rollout: Trajectory, task: Task) -> float:
         wanted = [(call["name"], dict(call["arguments"])) for call in json.loads(task.metadata).get("calls", [])]

@@ -2,9 +2,10 @@
 
 import json
 from dataclasses import replace
+from string import Formatter
 from typing import TYPE_CHECKING
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
@@ -19,8 +20,8 @@ from agentrl.pipelines.parts.retries import check_trained_on
 from agentrl.pipelines.parts.shards import Shards
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.rollouts.limits import Limits
-from agentrl.rollouts.rationalize import HINT, only_repeats, strip_hint
-from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
+from agentrl.rollouts.rationalize import HINT, literal, only_repeats, strip_hint
+from agentrl.schemas.trajectory import NOT_TRAINED, Role, Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,12 +32,30 @@ if TYPE_CHECKING:
 
 class RationalizeConfig(StageConfig):
     samples: int = Field(4, ge=1, description="retries of each task that was never solved")
-    hint: str = Field(HINT, description="appended to the opening; {answer} stands for the ground truth")
+    hint: str = Field(
+        HINT, description="appended to the opening; {answer} stands for the ground truth, {error} for what a failed "
+        "attempt ended with: the last observation, cut to 300 characters",
+    )  # fmt: skip
     keep: int = Field(1, ge=1, description="at most this many solved retries of each task")
     sampling: SamplingConfig = SamplingConfig()
     engine: TokenEngineChoice = DEFAULT_ENGINE
     limits: Limits = Limits()
     context: InContext = Field([])
+
+    @field_validator("hint")
+    @classmethod
+    def _is_a_template(cls, hint: str) -> str:
+        try:
+            names = {name for _, name, _, _ in Formatter().parse(hint) if name is not None}
+        except ValueError as error:
+            raise ValueError(f"{hint!r} is no template: {error}; write braces twice, as in {{{{x}}}}") from None
+        if unknown := sorted(names - {"answer", "error"}):
+            raise ValueError(f"{{{unknown[0]}}} stands for nothing; a hint may have {{answer}} and {{error}}")
+        return hint
+
+    @property
+    def shows_errors(self) -> bool:
+        return not self.context and "{error}" in self.hint
 
     @model_validator(mode="after")
     def _hint_or_context(self) -> "RationalizeConfig":
@@ -55,8 +74,9 @@ def rationalize(
     notes: NoteTable | None = None,
     experience: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
 ) -> Trajectories:
-    """Retry the tasks that no given trajectory solved, with the answer as a hint, or with ``context``, such as notes
-    (guidance; then tasks without notes are left out). The output holds the solved retries without it; the retries as
+    """Retry the tasks that no given trajectory solved, with the answer as a hint, or what an attempt ended with (then
+    tasks without a failed row are left out), or with ``context``, such as notes (guidance; then tasks without notes
+    are left out). The output holds the solved retries without it; the retries as
     they were sampled stay in the buffer, with source ``hinted``."""
     solved, rows = _solved(trajectories), tasks.read()
     unsolved = {task.task_id: task for task in rows if task.task_id not in solved}
@@ -68,8 +88,15 @@ def rationalize(
         count(context, {"without_notes": sum(not showing.of(task).text for task in unsolved.values())})
         unsolved = {name: task for name, task in unsolved.items() if showing.of(task).text}
 
+    errors = _errors(context, trajectories, unsolved) if config.shows_errors else {}
+    if config.shows_errors:
+        count(context, {"without_error": len(unsolved.keys() - errors.keys())})
+        unsolved = {name: task for name, task in unsolved.items() if name in errors}
+
     def hint_of(task: "Task") -> str:
-        return showing.of(task).template if config.context else config.hint
+        if config.context:
+            return showing.of(task).template
+        return config.hint.replace("{error}", literal(errors.get(task.task_id, "")))
 
     _retry(context, config, policy, rows, unsolved, showing, hint_of)
     retried = context.select(sorted(_of_source(context, "hinted")))
@@ -100,6 +127,23 @@ def _solved(trajectories: list[Trajectories]) -> set[str]:
     tables = (selection.table(columns).to_pydict() for selection in trajectories)
     rows = (row for table in tables for row in zip(*table.values(), strict=True))
     return {task_id for task_id, success, tags in rows if success and NOT_TRAINED not in tags}
+
+
+LONGEST_ERROR = 300
+"""Characters of an error that a hint shows; the end, where tests and tracebacks say what went wrong."""
+
+
+def _errors(context: Context, trajectories: list[Trajectories], unsolved: "dict[str, Task]") -> dict[str, str]:
+    """What the last failed attempt at each unsolved task ended with: its last observation; without one, how it ended.
+    Rows that are not trained on, and rows of failures that are not the policy's, say nothing."""
+    errors: dict[str, str] = {}
+    for row in (row for selection in trajectories for row in selection.read()):
+        if row.task_id not in unsolved or row.success is not False or NOT_TRAINED in row.tags:
+            continue
+        seen = [message.content for message in row.messages if message.role is Role.TOOL]
+        errors[row.task_id] = seen[-1].strip() if seen else f"ended by {row.termination.value}"
+    count(context, {"errors_cut": sum(len(text) > LONGEST_ERROR for text in errors.values())})
+    return {name: text[-LONGEST_ERROR:] for name, text in errors.items()}
 
 
 def _retry(

@@ -1,0 +1,1 @@
+"""AgentTuning: agents' rows and general ones, mixed by a share."""

@@ -13,7 +13,7 @@ at temperature 1, greedily, and at each policy's best temperature, which is the 
 - experience, guidance, star, splice: see ``memory.py``; teams: see ``teams.py``.
 - propose: see ``proposing.py``.
 - compress, segment: see ``compression.py``; replay, online_replay, counterfactual: see ``stored.py``; filter_calls: see
-  ``useful_calls.py``.
+  ``useful_calls.py``; toolrl, agenttuning: see ``named.py``.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
     METHODS=hindsight python benchmarks/methods.py  # some
@@ -349,13 +349,14 @@ MODULES = {
     "stored": ("replay", "online_replay", "counterfactual"),
     "useful_calls": ("filter_calls",),
     "proposing": ("propose",),
+    "named": ("toolrl", "agenttuning"),
 }
 """Module -> the methods whose experiments lie there, as functions of their names."""
 METHODS = {name: module for module, names in MODULES.items() for name in names}
 COURSES_OF = {
     "tune": ("words", "lookup", "rooms"),
     "hindsight": ("words", "lookup", "rooms", "rooms, silent"),
-    **dict.fromkeys(("online_replay", "propose"), ("words",)),
+    **dict.fromkeys(("online_replay", "propose", "toolrl"), ("words",)),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),
     **dict.fromkeys(("self_distill", "echo", "rwml", "star", "splice", "replay"), ("rooms", "lookup")),
 }

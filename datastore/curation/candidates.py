@@ -22,24 +22,28 @@ surely is compared with the best of these too."""
 
 AT_ONCE = 2**11
 """Pairs of sketches that are compared at once: they fit a cache of the processor."""
-LOCAL_BITS, BLOCK_BITS = 28, 22
-"""Rows of a part, and rows of which pairs are chosen together in the end, as powers of two."""
+BITS = 28
+"""Of the number of a row. As many rows can be compared at once."""
 
-PAIR = np.dtype([("row", np.uint32), ("better", np.uint32), ("equal", np.uint8)])
-"""A row, a better one, and how many values of their sketches are equal."""
+PAIR = np.dtype([("row", np.uint32), ("better", np.uint32)])
+"""A row and a better one."""
 
 
 @dataclass(frozen=True)
-class Sketched:
-    """Rows by which similarities are estimated: their numbers, uint64 [rows], the lower the better, the low bytes of
-    their sketches, uint8 [rows, VALUES], and the sizes of their sets, uint32 [rows, parts]."""
+class Entries:
+    """Rows that share a bucket, bucket by bucket, and in each from best to worst: the number of the bucket and of the
+    row, int64 [entries], the lower the better; the low bytes of the row's sketch, uint8 [entries, VALUES]; and the
+    sizes of its sets, uint32 [entries, parts]."""
 
-    numbers: np.ndarray
+    bucket: np.ndarray
+    number: np.ndarray
     marks: np.ndarray
     sizes: np.ndarray
 
-    def __getitem__(self, chosen: Any) -> "Sketched":
-        return Sketched(self.numbers[chosen], self.marks[chosen], self.sizes[chosen])
+    def __getitem__(self, chosen: Any) -> "Entries":
+        if isinstance(chosen, slice):
+            return Entries(self.bucket[chosen], self.number[chosen], self.marks[chosen], self.sizes[chosen])
+        return Entries(*(values.take(chosen, 0) for values in (self.bucket, self.number, self.marks, self.sizes)))
 
 
 def least_equal(threshold: float) -> int:
@@ -47,17 +51,35 @@ def least_equal(threshold: float) -> int:
     return max(0, int(np.ceil(VALUES * threshold - 3 * (VALUES * threshold * (1 - threshold)) ** 0.5)))
 
 
-def bucket_pairs(keys: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Pairs of numbers of ``rows`` [entries] that share a sorted key [entries], [pairs, 2], about AT_ONCE at once. Rows
-    of large buckets come by :func:`crowd` instead."""
-    first, ends = buckets(keys)
+def bucket_pairs(entries: Entries, threshold: float) -> Iterator[np.ndarray]:
+    """The pairs of rows of a bucket that may resemble each other, packed; of a crowded one some of all pairs."""
+    first, ends = buckets(entries.bucket)
     sizes = ends - first
-    for size in np.unique(sizes[(sizes > 1) & (sizes <= CROWDED)]).tolist():
+    for size in np.unique(sizes[sizes <= CROWDED]).tolist():
         starts, (own, other) = first[sizes == size], np.tril_indices(size, -1)
         some = max(1, AT_ONCE // len(own))
         for start in range(0, len(starts), some):
-            members = rows[starts[start : start + some, None] + np.arange(size)]
-            yield np.column_stack([members[:, own].ravel(), members[:, other].ravel()])
+            begin = starts[start : start + some, None]
+            yield near(entries[(begin + own).ravel()], entries[(begin + other).ravel()], threshold)
+    crowded = np.repeat(sizes > CROWDED, sizes)
+    if crowded.any():
+        yield from _crowd_pairs(entries if crowded.all() else entries[np.flatnonzero(crowded)], threshold)
+
+
+def _crowd_pairs(entries: Entries, threshold: float) -> Iterator[np.ndarray]:
+    """Of crowded buckets each row with those that rank best, and with its neighbours."""
+    first, ends = buckets(entries.bucket)
+    leaders, some = np.repeat(first, ends - first)[:, None] + np.arange(LEADERS), AT_ONCE // LEADERS
+    for start in range(0, len(leaders), some):
+        rows = np.repeat(np.arange(start, min(start + some, len(leaders))), LEADERS)
+        yield near(entries[rows], entries[leaders[start : start + some].ravel()], threshold)
+    for column in (0, VALUES // 2):  # rows that are apart in one order may be neighbours in the other
+        values = np.ascontiguousarray(entries.marks[:, column : column + ORDERED]).view(">u8").astype(np.uint64)
+        order = np.lexsort((*values.T[::-1], entries.bucket))
+        for start in range(0, len(order), AT_ONCE):
+            part = entries[order[max(0, start - NEIGHBOURS) : start + AT_ONCE]]
+            for after in range(1, NEIGHBOURS + 1):
+                yield near(part[after:], part[:-after], threshold)
 
 
 def sorting(keys: np.ndarray) -> np.ndarray:
@@ -79,65 +101,45 @@ def buckets(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([[0], edges])[: len(keys)], np.concatenate([edges, [len(keys)]])[-len(edges) - 1 :]
 
 
-def crowd(rows: Sketched, leaders: Sketched, threshold: float) -> np.ndarray:
-    """Pairs of some rows of a crowded bucket, packed, with those of it that rank best, and with each other."""
-    some = AT_ONCE // LEADERS
-    pairs = [near(rows[start : start + some, None], leaders, threshold) for start in range(0, len(rows.numbers), some)]
-    for column in (0, VALUES // 2):  # rows that are apart in one order may be neighbours in the other
-        ordered = rows[np.lexsort((rows.numbers, *rows.marks.T[column : column + ORDERED][::-1]))]
-        for start in range(0, len(rows.numbers), AT_ONCE):
-            part = ordered[max(0, start - NEIGHBOURS) : start + AT_ONCE]
-            pairs += [near(part[after:], part[:-after], threshold) for after in range(1, NEIGHBOURS + 1)]
-    return np.concatenate(pairs)
-
-
-def near(rows: Sketched, others: Sketched, threshold: float) -> np.ndarray:
-    """Of pairs of rows, packed, those that may resemble each other, by estimate and by the sizes of their sets."""
+def near(rows: Entries, others: Entries, threshold: float) -> np.ndarray:
+    """Of pairs of entries, packed, those of one bucket that may resemble each other, by estimate and by the sizes of
+    their sets."""
     equal = equal_values(rows.marks, others.marks)
-    likely = (equal >= least_equal(threshold)) & (rows.numbers != others.numbers)
-    for part in range(rows.sizes.shape[-1]):
-        size, other = rows.sizes[..., part], others.sizes[..., part]
+    likely = (equal >= least_equal(threshold)) & (rows.bucket == others.bucket) & (rows.number != others.number)
+    for size, other in zip(rows.sizes.T, others.sizes.T, strict=True):
         likely &= np.minimum(size, other) >= threshold * np.maximum(size, other)
-    row, better = np.maximum(rows.numbers, others.numbers), np.minimum(rows.numbers, others.numbers)
-    return packed(row, better, equal, LOCAL_BITS)[likely]
+    chosen = np.flatnonzero(likely)
+    own, other = rows.number[chosen], others.number[chosen]
+    return packed(np.maximum(own, other), np.minimum(own, other), equal[chosen])
 
 
-def packed(row: np.ndarray, better: np.ndarray, equal: np.ndarray, bits: int) -> np.ndarray:
-    """Pairs as numbers, uint64, that are sorted by row, by closeness, and by the better row, which has so many bits. To
-    sort numbers takes a third of the time of sorting their places. All that is given is uint64."""
-    apart = np.uint64(VALUES) - equal
-    return ((row << np.uint64(8) | apart) << np.uint64(bits)) | better
+def packed(row: np.ndarray, better: np.ndarray, equal: np.ndarray) -> np.ndarray:
+    """Pairs as numbers, uint64, that are sorted by row, by closeness, and by the better row. To sort numbers takes a
+    third of the time of sorting their places."""
+    apart = np.uint64(VALUES) - equal.astype(np.uint64)
+    return ((row.astype(np.uint64) << np.uint64(8) | apart) << np.uint64(BITS)) | better.astype(np.uint64)
 
 
-def closest(pairs: np.ndarray, bits: int, threshold: float) -> np.ndarray:
-    """Of packed pairs, which are sorted in place, those to compare as ``PAIR`` records: see :func:`worth_it`."""
-    pairs.sort()
-    pairs = pairs[np.concatenate([[True], pairs[1:] != pairs[:-1]])[: len(pairs)]]
-    row, better = (pairs >> np.uint64(bits + 8)).astype(np.uint32), (pairs & np.uint64(2**bits - 1)).astype(np.uint32)
-    equal = VALUES - (pairs >> np.uint64(bits)).astype(np.uint8)
-    wanted = np.ones(len(pairs), bool)
-    wanted[COMPARED:] = row[COMPARED:] != row[:-COMPARED]
-    likely = np.flatnonzero(equal >= VALUES * threshold)
-    if len(likely):
-        starts, ends = buckets(row[likely])
-        best = np.minimum.reduceat(better[likely], starts)
-        wanted[likely[better[likely] == np.repeat(best, ends - starts)]] = True
-    records = np.empty(int(wanted.sum()), PAIR)
-    records["row"], records["better"], records["equal"] = row[wanted], better[wanted], equal[wanted]
+def unpacked(pairs: np.ndarray) -> np.ndarray:
+    """``PAIR`` records of packed pairs."""
+    records = np.empty(len(pairs), PAIR)
+    records["row"], records["better"] = pairs >> np.uint64(BITS + 8), pairs & np.uint64(2**BITS - 1)
     return records
 
 
 def worth_it(pairs: np.ndarray, threshold: float) -> np.ndarray:
-    """Of ``PAIR`` records [pairs] those to compare, each once, sorted by row, of each row the closest first: for each
-    row those COMPARED of the highest estimates, and the best row of those whose estimate is at the threshold. What is
-    chosen of some pairs first, and then together with others, is what is chosen of all at once."""
-    chosen = [np.empty(0, PAIR)]
-    blocks = int(pairs["row"].max(initial=0) >> BLOCK_BITS) + 1
-    for block in range(blocks):
-        some = pairs if blocks == 1 else pairs[pairs["row"] >> BLOCK_BITS == block]
-        row, better, equal = (some[name].astype(np.uint64) for name in PAIR.names or ())
-        row -= np.uint64(block << BLOCK_BITS)
-        some = closest(packed(row, better, equal, 32), 32, threshold)
-        some["row"] += block << BLOCK_BITS
-        chosen.append(some)
-    return np.concatenate(chosen)
+    """Of packed pairs, which are sorted in place, those to compare, each once, sorted by row, of each row the closest
+    first: for each row those COMPARED of the highest estimates, and the best row of those whose estimate is at the
+    threshold. What is chosen of some pairs first, and then together with others, is what is chosen of all at once."""
+    pairs.sort()
+    pairs = pairs[np.concatenate([[True], pairs[1:] != pairs[:-1]])[: len(pairs)]]
+    row = pairs >> np.uint64(BITS + 8)
+    wanted = np.ones(len(pairs), bool)
+    wanted[COMPARED:] = row[COMPARED:] != row[:-COMPARED]
+    likely = np.flatnonzero((pairs >> np.uint64(BITS)).astype(np.uint8) <= VALUES - VALUES * threshold)
+    if len(likely):
+        better = pairs[likely] & np.uint64(2**BITS - 1)
+        starts, ends = buckets(row[likely])
+        best = np.minimum.reduceat(better, starts)
+        wanted[likely[better == np.repeat(best, ends - starts)]] = True
+    return pairs[wanted]

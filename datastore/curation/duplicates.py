@@ -15,24 +15,21 @@ import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
 from agentrl.datastore.curation.candidates import (
-    CROWDED,
-    LEADERS,
-    LOCAL_BITS,
-    Sketched,
+    BITS,
+    Entries,
     bucket_pairs,
     buckets,
-    closest,
-    crowd,
-    near,
     sorting,
+    unpacked,
     worth_it,
 )
 from agentrl.datastore.curation.division import Division
 from agentrl.datastore.curation.kernels import Grams, Sketch
 from agentrl.datastore.curation.pieces import Evidence, Piece
-from agentrl.datastore.curation.sketches import EMPTY, VALUES, band_keys, bands, jaccard
+from agentrl.datastore.curation.sketches import VALUES, band_keys, bands, jaccard
 from agentrl.datastore.curation.text import Part
 from agentrl.datastore.curation.verified import Verified
+from agentrl.datastore.errors import StoreError
 from agentrl.datastore.shards.shard import Shard, digest_of, finished, save_array
 
 if TYPE_CHECKING:
@@ -45,8 +42,6 @@ BAND_ROWS = 2**17
 PAIRS_HELD = 2**22
 PAIRS = 2**16
 """Pairs that a shard verifies."""
-CROWD_ROWS = 2**15
-"""Rows of a crowded bucket whose order is looked at together."""
 
 
 def near_duplicates(
@@ -55,8 +50,14 @@ def near_duplicates(
     """Whether each of ``rows``, which come from best to worst, resembles an earlier one of its scope that resembles
     none itself, bool [rows]: in each compared part the similarity of word 3-grams is at or above the threshold.
 
-    A row takes 512 bytes, which are kept. Rows that are compared are read once more for their n-grams.
+    A row takes 512 bytes, which are kept. Rows that are compared are read once more for their n-grams. Raises
+    StoreError if there are more than 2^28 rows.
     """
+    if rows.height > 2**BITS:
+        raise StoreError(
+            f"near_duplicates compares {2**BITS:,} rows at most at once, and {rows.height:,} are left; narrow them by "
+            "a rule before it, or curate them by parts, such as ranges of tasks"
+        )
     if not rows.height:
         return np.zeros(0, bool)
     pieces = divided.pieces(rows)
@@ -139,37 +140,40 @@ def _of_parts(paths: Sequence[Path], threshold: float) -> np.ndarray:
         if count > 2 * chosen + PAIRS_HELD:
             held = [worth_it(np.concatenate(held), threshold)]
             count = chosen = len(held[0])
-    return worth_it(np.concatenate(held), threshold)
+    return unpacked(worth_it(np.concatenate(held), threshold))
 
 
 def sketch(evidence: Evidence, scopes: Sequence[np.ndarray], shape: tuple[int, int], parts: int, path: Path) -> None:
     """Write the keys of the bands of pieces' rows with the rows' numbers, one record batch for each part of the keys,
     and beside them, row by row, the low bytes of sketches and the sizes of sets. A row without words has one key."""
-    of_parts, marks = list[list[pa.RecordBatch]](), []
+    marks, keys, rows = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     for number, scope in enumerate(scopes):
         table, places = evidence.rows(number)
-        sketched, sizes = _values(table, "sketch")[places], _values(table, "sizes")[places]
-        marks.append(np.concatenate([sketched.astype(np.uint8), sizes.view(np.uint8)], 1))
+        sketched, sizes = _values(table, "sketch", places), _values(table, "sizes", places)
+        mark = np.empty((len(places), VALUES + sizes[0].nbytes), np.uint8)
+        mark[:, :VALUES], mark[:, VALUES:] = sketched, sizes.view(np.uint8)  # of a value its low byte
+        marks.append(mark)
         key = band_keys(sketched, scope, *shape)
         row = np.broadcast_to(evidence.pieces[number].numbers[:, None], key.shape)
-        if (empty := (sketched == EMPTY).all(1)).any():
+        if (empty := ~sizes.any(1)).any():
             kept = np.ones(key.shape, bool)
             kept[empty, 1:] = False
             key, row = key[kept], row[kept]
-        of_parts.append(_parted(key.ravel(), row.ravel(), parts))
+        keys.append(key.ravel())
+        rows.append(row.ravel())
     save_array(_beside(path), np.concatenate(marks))
-    with finished(path) as unfinished, pa.ipc.new_file(unfinished, of_parts[0][0].schema) as writer:
-        for same_part in zip(*of_parts, strict=True):
-            writer.write_batch(pa.concat_batches(same_part))
+    _write_parts(np.concatenate(keys), np.concatenate(rows), parts, path)
 
 
-def _parted(key: np.ndarray, row: np.ndarray, parts: int) -> list[pa.RecordBatch]:
-    """Keys with rows, a batch for each part of the keys."""
+def _write_parts(key: np.ndarray, row: np.ndarray, parts: int, path: Path) -> None:
+    """Write keys with rows, a batch for each part of the keys."""
     part = ((key >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.min_scalar_type(parts))
     order = np.argsort(part, kind="stable")  # which sorts small numbers by their digits
     batch = pa.RecordBatch.from_arrays([pa.array(key[order]), pa.array(row[order])], ["key", "row"])
     ends = np.cumsum(np.bincount(part, minlength=parts)).tolist()
-    return [batch.slice(start, end - start) for start, end in pairwise([0, *ends])]
+    with finished(path) as unfinished, pa.ipc.new_file(unfinished, batch.schema) as writer:
+        for start, end in pairwise([0, *ends]):
+            writer.write_batch(batch.slice(start, end - start))
 
 
 def _beside(keyed: Path) -> Path:
@@ -178,7 +182,7 @@ def _beside(keyed: Path) -> Path:
 
 
 def decide(where: Path, keyed: Sequence[Path], part: int, threshold: float, path: Path) -> None:
-    """Write the candidates of one part of the keys."""
+    """Write the candidates of one part of the keys, packed."""
     batches = [pa.ipc.open_file(pa.memory_map(str(file))).get_batch(part) for file in keyed]
     keys = np.concatenate([batch["key"].to_numpy() for batch in batches])
     rows = np.concatenate([batch["row"].to_numpy() for batch in batches])
@@ -186,20 +190,12 @@ def decide(where: Path, keyed: Sequence[Path], part: int, threshold: float, path
     keys = keys[order]
     shared = np.concatenate([keys[1:] == keys[:-1], [False]])
     shared[1:] |= shared[:-1].copy()
-    keys, rows = keys[shared], rows[order[shared]]
-    at, own = np.unique(rows, return_inverse=True)  # rows are numbered anew, in the same order
-    sketched = Sketched(np.arange(len(at), dtype=np.uint64), *_fetched(where, keyed, at))
-    first, ends = buckets(keys)
-    crowded = ends - first > CROWDED
-    pairs = [near(sketched[some[:, 0]], sketched[some[:, 1]], threshold) for some in bucket_pairs(keys, own)]
-    for start, end in zip(first[crowded].tolist(), ends[crowded].tolist(), strict=True):
-        members = np.sort(own[start:end])
-        leaders = sketched[members[:LEADERS]]
-        for some in range(0, len(members), CROWD_ROWS):
-            pairs.append(crowd(sketched[members[some : some + CROWD_ROWS]], leaders, threshold))
-    chosen = closest(np.concatenate([np.empty(0, np.uint64), *pairs]), LOCAL_BITS, threshold)
-    chosen["row"], chosen["better"] = at[chosen["row"]], at[chosen["better"]]
-    save_array(path, chosen)
+    first, ends = buckets(keys[shared])
+    both = np.repeat(np.arange(len(first)), ends - first) << 32 | rows[order[shared]]
+    both.sort()
+    bucket, number = both >> 32, both & 2**32 - 1
+    entries = Entries(bucket, number, *_fetched(where, keyed, number))
+    save_array(path, worth_it(np.concatenate([np.empty(0, np.uint64), *bucket_pairs(entries, threshold)]), threshold))
 
 
 def _write_groups(evidence: Evidence, groups: Sequence[slice], rows: int, path: Path) -> None:
@@ -238,10 +234,12 @@ def _fetched(where: Path, keyed: Sequence[Path], rows: np.ndarray) -> tuple[np.n
     return marks, sizes
 
 
-def _values(table: pa.Table, name: str) -> np.ndarray:
-    """A column of lists of equal lengths [rows, length], of a table of one record batch."""
+def _values(table: pa.Table, name: str, places: np.ndarray) -> np.ndarray:
+    """A column of lists of equal lengths [places, length], of a table of one record batch; without a copy if it is all
+    of it."""
     [column] = table[name].chunks
-    return column.values.to_numpy().reshape(len(column), -1)
+    values = column.values.to_numpy().reshape(len(column), -1)
+    return values if len(places) == len(values) else values.take(places, 0)
 
 
 def _verified(pairs: np.ndarray, pieces: Sequence[Piece], compare: tuple[Part, ...], divided: Division) -> np.ndarray:
@@ -267,7 +265,7 @@ def _verified(pairs: np.ndarray, pieces: Sequence[Piece], compare: tuple[Part, .
         if chosen.any()
     ]
     grams = divided.evidence(Grams(compare), some)
-    work = pairs[["row", "better"]][missing]
+    work = pairs[missing]
     folder = divided.work / f"verify-{digest_of(grams.kernel.name, *(piece.keys for piece in some), work)}"
     where = folder / "rows.npy"
     if not where.exists():

@@ -14,11 +14,12 @@ from pydantic import ValidationError
 from store_rows import build
 
 from agentrl.datastore import TrajectoryBuffer
-from agentrl.datastore.curation import candidates
+from agentrl.datastore.curation import candidates, duplicates
 from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.curation.shingles import ngrams
 from agentrl.datastore.curation.sketches import VALUES, bands, jaccard, sketches
+from agentrl.datastore.errors import StoreError
 from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
 
 THRESHOLD = 0.8
@@ -112,26 +113,32 @@ def test_the_bands_find_pairs_at_the_threshold() -> None:
         assert 1 - (1 - threshold**width) ** number >= 0.95
 
 
-def test_what_is_worth_a_comparison_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    random, pairs, better_rows = np.random.default_rng(0), np.empty(8000, candidates.PAIR), defaultdict(set)
-    pairs["row"], pairs["better"] = random.integers(0, 200, 8000) * 2**22, random.integers(0, 2**32, 8000)
-    pairs["equal"] = random.integers(90, 112, 8000)
+def test_what_is_worth_a_comparison_is_the_same_in_parts() -> None:
+    random, better_rows = np.random.default_rng(0), defaultdict(set)
+    row, better = random.integers(0, 200, 8000) * 2**20, random.integers(0, 2**candidates.BITS, 8000)
+    equal = random.integers(90, 112, 8000)
+    pairs = candidates.packed(row, better, equal)
     pairs = np.concatenate([pairs, pairs[::2]])
-    for row, better, equal in pairs.tolist():
-        better_rows[row].add((VALUES - equal, better))
+    for own, other, alike in zip(row.tolist(), better.tolist(), equal.tolist(), strict=True):
+        better_rows[own].add((VALUES - alike, other))
     expected = set()
-    for row, others in better_rows.items():
+    for own, others in better_rows.items():
         likely = [other for other in others if VALUES - other[0] >= VALUES * THRESHOLD]
         wanted = {*sorted(others)[: candidates.COMPARED], min(likely, key=lambda other: other[1])}
-        expected |= {(row, better, VALUES - apart) for apart, better in wanted}
-    for bits in (24, 22):
-        monkeypatch.setattr(candidates, "BLOCK_BITS", bits)
-        whole = candidates.worth_it(pairs, THRESHOLD)
-        assert set(whole.tolist()) == expected
-        assert len(whole) == len(expected)
-        assert (np.diff(whole["row"].astype(np.int64)) >= 0).all()
-        half = candidates.worth_it(pairs[:5000], THRESHOLD)
-        assert (candidates.worth_it(np.concatenate([pairs[5000:], half]), THRESHOLD) == whole).all()
+        expected |= {(own, other) for _, other in wanted}
+    whole = candidates.worth_it(pairs.copy(), THRESHOLD)
+    records = candidates.unpacked(whole)
+    assert set(records.tolist()) == expected
+    assert len(whole) == len(expected)
+    assert (np.diff(records["row"].astype(np.int64)) >= 0).all()
+    half = candidates.worth_it(pairs[:5000].copy(), THRESHOLD)
+    assert (candidates.worth_it(np.concatenate([pairs[5000:], half]), THRESHOLD) == whole).all()
+
+
+def test_more_rows_than_pairs_can_number_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "BITS", 1)
+    with pytest.raises(StoreError, match="near_duplicates compares 2 rows at most at once, and 3 are left"):
+        dropped(tmp_path, [spoken(number, "a b c d") for number in range(3)])
 
 
 def words_of(text: list[str]) -> str:

@@ -24,11 +24,11 @@ from agentrl.datastore.curation.candidates import (
     worth_it,
 )
 from agentrl.datastore.curation.division import Division
-from agentrl.datastore.curation.kernels import Grams, Sketch
-from agentrl.datastore.curation.pieces import Evidence, Piece
-from agentrl.datastore.curation.sketches import VALUES, band_keys, bands, jaccard
+from agentrl.datastore.curation.kernels import Sketch
+from agentrl.datastore.curation.pieces import Evidence
+from agentrl.datastore.curation.sketches import VALUES, band_keys, bands
 from agentrl.datastore.curation.text import Part
-from agentrl.datastore.curation.verified import Verified
+from agentrl.datastore.curation.verification import possible, similarities
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.shards.shard import Shard, digest_of, finished, save_array
 
@@ -40,8 +40,6 @@ KEYS = 2**19
 BAND_ROWS = 2**17
 """Rows of a shard that makes keys, if no number of shards is asked for. Each part reads of each of them."""
 PAIRS_HELD = 2**22
-PAIRS = 2**16
-"""Pairs that a shard verifies."""
 
 
 def near_duplicates(
@@ -50,8 +48,8 @@ def near_duplicates(
     """Whether each of ``rows``, which come from best to worst, resembles an earlier one of its scope that resembles
     none itself, bool [rows]: in each compared part the similarity of word 3-grams is at or above the threshold.
 
-    A row takes 512 bytes, which are kept. Rows that are compared are read once more for their n-grams. Raises
-    StoreError if there are more than 2^28 rows.
+    A row takes 512 bytes, and 3 bits for each n-gram or more, which are kept. Rows that may be like another one are
+    read once more for their n-grams. Raises StoreError if there are more than 2^28 rows.
     """
     if rows.height > 2**BITS:
         raise StoreError(
@@ -63,7 +61,8 @@ def near_duplicates(
     pieces = divided.pieces(rows)
     evidence = divided.evidence(Sketch(tuple(compare)), pieces)
     pairs = candidates(evidence, _hashed(scopes), threshold, divided)
-    similar = _verified(pairs, pieces, tuple(compare), divided)
+    pairs = pairs[possible(pairs, evidence, threshold, divided)]
+    similar = similarities(pairs, pieces, tuple(compare), divided)
     return settle(pairs[similar >= threshold], rows.height)
 
 
@@ -207,15 +206,6 @@ def _write_groups(evidence: Evidence, groups: Sequence[slice], rows: int, path: 
     save_array(path, where)
 
 
-def _write_places(evidence: Evidence, rows: int, path: Path) -> None:
-    """Write which piece each row is in, and at which place its evidence is, uint32 [rows, 2]."""
-    where = np.empty((rows, 2), np.uint32)
-    for number, piece in enumerate(evidence.pieces):
-        where[piece.numbers, 0] = number
-        where[piece.numbers, 1] = evidence.rows(number)[1]
-    save_array(path, where)
-
-
 def _fetched(where: Path, keyed: Sequence[Path], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Low bytes of sketches, uint8 [rows, VALUES], by which similarities are estimated, and sizes of sets [rows,
     parts], uint32, of rows by their numbers."""
@@ -240,67 +230,3 @@ def _values(table: pa.Table, name: str, places: np.ndarray) -> np.ndarray:
     [column] = table[name].chunks
     values = column.values.to_numpy().reshape(len(column), -1)
     return values if len(places) == len(values) else values.take(places, 0)
-
-
-def _verified(pairs: np.ndarray, pieces: Sequence[Piece], compare: tuple[Part, ...], divided: Division) -> np.ndarray:
-    """The similarity of each pair, of the part where it is least, float64 [pairs]. Similarities that an earlier
-    curation computed are not computed again."""
-    count = sum(len(piece.numbers) for piece in pieces)
-    keys = np.empty(count, np.uint64)
-    for piece in pieces:
-        keys[piece.numbers] = piece.keys
-    both = keys[pairs["row"]], keys[pairs["better"]]
-    first, other = np.minimum(*both), np.maximum(*both)
-    known = Verified(divided.kept / Grams(compare).name / "verified")
-    similar = known.find(first, other)
-    missing = np.flatnonzero(np.isnan(similar))
-    if not len(missing):
-        return similar
-    asked = np.zeros(count, bool)
-    asked[pairs["row"][missing]] = asked[pairs["better"][missing]] = True
-    some = [
-        replace(piece, places=piece.places[chosen], numbers=piece.numbers[chosen], keep=False)
-        for piece in pieces
-        for chosen in [asked[piece.numbers]]
-        if chosen.any()
-    ]
-    grams = divided.evidence(Grams(compare), some)
-    work = pairs[missing]
-    folder = divided.work / f"verify-{digest_of(grams.kernel.name, *(piece.keys for piece in some), work)}"
-    where = folder / "rows.npy"
-    if not where.exists():
-        _write_places(grams, count, where)
-    size = PAIRS if divided.shards is None else -(-len(work) // divided.shards)
-    starts = range(0, len(work), size)
-    done = [folder / f"{start}-{size}.npy" for start in starts]
-    shards = [
-        Shard(f"pairs from {start}", f"{__name__}:verify", (grams, where, work[start : start + size], path))
-        for start, path in zip(starts, done, strict=True)
-        if not path.exists()
-    ]
-    divided.run(shards, "pairs")
-    similar[missing] = np.concatenate([np.load(path) for path in done])
-    known.add(first[missing], other[missing], similar[missing])
-    return similar
-
-
-def verify(grams: Evidence, where: Path, pairs: np.ndarray, path: Path) -> None:
-    """Write the similarities of pairs, float64 [pairs]."""
-    all_places = np.load(where, mmap_mode="r")
-    rows = np.unique(np.concatenate([pairs["row"], pairs["better"]]))
-    columns = {number: _arrays(grams, number) for number in np.unique(all_places[rows, 0]).tolist()}
-    similar = np.empty(len(pairs))
-    places = np.column_stack([all_places[pairs["row"]], all_places[pairs["better"]]])
-    for number, (piece, row, other_piece, other) in enumerate(places.tolist()):
-        parts = zip(columns[piece], columns[other_piece], strict=True)
-        similar[number] = min(
-            jaccard(values[starts[row] : starts[row + 1]], more[begins[other] : begins[other + 1]])
-            for (starts, values), (begins, more) in parts
-        )
-    save_array(path, similar)
-
-
-def _arrays(grams: Evidence, number: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of each part where the n-grams of a row begin, and all n-grams."""
-    columns = [column.combine_chunks() for column in grams.rows(number)[0].columns]
-    return [(column.offsets.to_numpy(), column.values.to_numpy()) for column in columns]

@@ -7,6 +7,8 @@ from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 
 FOLDER = "evidence"
 """Below the store's working folder: <kernel>/<data file>/<rows>.arrow"""
+OUTDATED = ("sketch-*-1",)
+"""Kernels that no curation reads any more: sketches without odd ones."""
 
 
 def kept_folder(storage: LocalStorage | S3Storage, shared: Path | None = None) -> Path:
@@ -15,6 +17,7 @@ def kept_folder(storage: LocalStorage | S3Storage, shared: Path | None = None) -
 
 
 def evidence_of_others(storage: LocalStorage | S3Storage, names: Collection[str]) -> list[Path]:
-    """Folders of evidence of other data files than these."""
-    folders = [folder for kernel in kept_folder(storage).glob("*") for folder in kernel.glob("*.parquet")]
-    return sorted(folder for folder in folders if folder.name not in names)
+    """Folders of evidence of other data files than these, and of kernels that are no longer read."""
+    kept = kept_folder(storage)
+    folders = [folder for kernel in kept.glob("*") for folder in kernel.glob("*.parquet") if folder.name not in names]
+    return sorted([*folders, *(folder for kernel in OUTDATED for folder in kept.glob(kernel))])

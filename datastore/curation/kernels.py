@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
 from agentrl.datastore.curation.contamination import HeldOut
+from agentrl.datastore.curation.odd_sketches import odd_sketches
 from agentrl.datastore.curation.shingles import shingles
 from agentrl.datastore.curation.sketches import sketches
 from agentrl.datastore.curation.text import Part, first_question, part_leaves, part_text, units
@@ -25,6 +26,7 @@ class _OfParts:
     """What is made of parts of a conversation."""
 
     compare: tuple[Part, ...]
+    version: ClassVar[int] = 1
 
     @property
     def columns(self) -> Sequence[str]:
@@ -32,7 +34,7 @@ class _OfParts:
 
     @property
     def name(self) -> str:
-        return "-".join([type(self).__name__.lower(), *self.compare, "1"])
+        return "-".join([type(self).__name__.lower(), *self.compare, str(self.version)])
 
     def grams(self, rows: pa.Table) -> list[list[np.ndarray]]:
         """The hashes of the word n-grams of each part of each row, sorted and each once."""
@@ -45,14 +47,17 @@ class _OfParts:
 
 
 class Sketch(_OfParts):
-    """The sketch of a row's n-grams, and how many each part has."""
+    """The sketch of a row's n-grams, how many each part has, and odd sketches of the parts."""
+
+    version: ClassVar[int] = 2
 
     def sketch(self, rows: pa.Table) -> pa.RecordBatch:
         grams = self.grams(rows)
         sizes = np.array([list(map(len, parts)) for parts in grams], np.uint32)
         columns = {"sketch": sketches(grams), "sizes": sizes}
         arrays = [pa.FixedSizeListArray.from_arrays(values.ravel(), values.shape[1]) for values in columns.values()]
-        return pa.RecordBatch.from_arrays(arrays, list(columns))
+        odd = odd_sketches([members for parts in grams for members in parts], len(self.compare))
+        return pa.RecordBatch.from_arrays([*arrays, odd], [*columns, "odd"])
 
 
 class Grams(_OfParts):

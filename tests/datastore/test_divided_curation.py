@@ -85,12 +85,15 @@ def test_evidence_is_made_once_and_goes_with_its_file(
     few = [row.trajectory_id for row in given[:5]]
     curation.curate(buffer, Rules.model_validate({"rules": [rule | {"compare": ["reasoning"]}]}).rules, ids=few)
     assert read.pop("rows") <= 10, "of few rows of a file no evidence of the others is made"
-    evidence = tmp_path / "tmp" / "evidence" / "sketch-question-actions-1"
+    evidence = tmp_path / "tmp" / "evidence" / "sketch-question-actions-2"
     assert len(list(evidence.iterdir())) == 4
     compact(buffer)
     assert curation.curate(buffer, near).ids.to_pylist() == later
+    older = evidence.with_name("sketch-question-actions-1")
+    (older / next(evidence.iterdir()).name).mkdir(parents=True)
     vacuum(buffer, retention_hours=0, dry_run=False)
     assert len(list(evidence.iterdir())) == 1
+    assert not older.exists(), "no curation reads it any more"
     assert curation.curate(buffer, near).ids.to_pylist() == later
 
 

@@ -30,6 +30,7 @@ ENVIRONMENTS = {
     "search_qa": "agentrl.environments.search_qa.environment:SearchQA",
     "service": "agentrl.environments.service.environment:Service",
     "shop": "agentrl.environments.shop.environment:Shop",
+    "skilled": "agentrl.environments.skilled:Skilled",
     "textarena": "agentrl.environments.adapters.textarena:TextArena",
     "verifiers": "agentrl.environments.adapters.verifiers:VerifiersEnvironment",
     "words": "agentrl.environments.words:WordsEnvironment",

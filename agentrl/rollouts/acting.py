@@ -1,19 +1,22 @@
 """What acts in an episode: an engine, and the codec between its tokens and messages."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 
 from agentrl.chat.codec import ChatCodec
 from agentrl.engines.base import Engine, Sampling, Session, Turn
 from agentrl.environments.base import cut
 from agentrl.models.policy import Speaker
-from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
+from agentrl.rollouts.exploring import CLOSES, END_OF_THINKING, ENDED_THINKING, NO_EXPLORATION, OPENS, Explore
 from agentrl.rollouts.limits import Limits
 from agentrl.schemas.trajectory import Message
 
 _REMEMBERED = 4096  # openings; groups of samples follow each other
+_BEGUN = 8  # tokens of a prompt in which reasoning may have begun
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,20 @@ class Act:
         time_limit: float,
         seed: Callable[[int], int],
         deadline: int = 0,
+        info: Counter[str] | None = None,
     ) -> Turn:
         """An engine's turn, with its tokens in the session from ``start`` on. A turn that stopped in the middle of a
-        closing tag goes on; ``seed`` gives that of each part."""
+        closing tag goes on, and so does one whose reasoning is looked at; ``seed`` gives that of each part. ``info``
+        counts reasoning that was ended."""
         codec, sampling = self.codec, self.sampling
+        look = self.explore.thinking if engine is self.engine and codec else None
         ends = time.monotonic() + time_limit
         for part in count():
-            sampled = len(session.ids) - start
+            left = sampling.max_turn_tokens - (len(session.ids) - start)
+            size = min(left, look.window) if look else left
             turn = await engine.turn(
                 session,
-                sampling.model_copy(update={"max_turn_tokens": sampling.max_turn_tokens - sampled})
-                if sampled
-                else sampling,
+                sampling if size == sampling.max_turn_tokens else sampling.model_copy(update={"max_turn_tokens": size}),
                 stop=codec.stop_ids if codec else [],
                 seed=seed(part),
                 deadline=deadline,
@@ -81,12 +86,30 @@ class Act:
             )
             session.act(turn)
             whole = session.ids[start:]
+            if look and turn.stop == "length" and len(turn.ids) == size < left:
+                if look.wants(session.logprobs[start:]) and self._thinks(session.ids, start):
+                    session.observe(self._end_of_thinking)
+                    (info if info is not None else Counter())[ENDED_THINKING] += 1
+                    look = None
+                if len(session.ids) - start < sampling.max_turn_tokens and len(session.ids) < sampling.max_tokens:
+                    continue
             if turn.stop != "stop" or codec is None or codec.ended(whole):
                 break
             if len(whole) >= sampling.max_turn_tokens:
                 turn = replace(turn, stop="length")
                 break
         return turn
+
+    def _thinks(self, ids: list[int], start: int) -> bool:
+        """Whether the turn that begins at ``start`` is in the middle of its reasoning. Some prompts begin it."""
+        assert self.codec is not None
+        text = str(self.codec.template.tokenizer.decode(ids[max(0, start - _BEGUN) :]))
+        return text.rfind(OPENS) > text.rfind(CLOSES)
+
+    @cached_property
+    def _end_of_thinking(self) -> list[int]:
+        assert self.codec is not None
+        return self.codec.template.encode(END_OF_THINKING)
 
     def said(self, session: Session, turn: Turn, start: int) -> tuple[Message | None, str]:
         """The message of a turn that begins at ``start`` of a session, and if it is malformed, why."""

@@ -329,7 +329,7 @@ class EpisodeRun:
         def seed(part: int) -> int:
             return stream(self.seed, purpose, self.steps, *([part] if part else []))
 
-        return await self.act.sampled(engine, session, start, time_limit, seed, self.deadline)
+        return await self.act.sampled(engine, session, start, time_limit, seed, self.deadline, self.info)
 
     async def _step(self, episode: Episode, message: Message) -> Step:
         """The environment's answer. One that takes too long to answer tool calls is an observation."""

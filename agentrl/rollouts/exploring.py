@@ -1,13 +1,16 @@
-"""What rollouts do to see more than a policy shows by itself: turns that are sampled again, and calls at random."""
+"""What rollouts do to see more than a policy shows by itself: turns that are sampled again, reasoning that is ended,
+and calls at random."""
 
 from collections.abc import Sequence
 from random import Random
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from agentrl.engines.base import Sampling
 from agentrl.environments.base import Episode
 from agentrl.environments.scripted import random_call
+from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.trajectory import Message
 
 RESAMPLED = "resampled"
@@ -34,12 +37,41 @@ class Resample(BaseModel):
         return now is not None and before is not None and abs(now - before) < self.eta
 
 
+ENDED_THINKING = "thinking_ended"
+"""Counts reasoning that was ended."""
+OPENS, CLOSES = "<think>", "</think>"
+END_OF_THINKING = f"\n{CLOSES}\n\n"
+
+
+class EndThinking(BaseModel):
+    """Reasoning that gets nowhere is ended (T2PO, arXiv 2605.02178): after each ``window`` tokens of a turn in which
+    ``<think>`` is open, if M of these differs by less than ``eta`` from M of the window before, ``</think>`` is written
+    and the policy goes on from there. It is written once in a turn at most, and not trained on.
+
+    Whether it is written follows from what was sampled, so all sampled tokens are draws of the policy, and ratios hold.
+    The paper's M is another one; see :class:`Resample`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    eta: float = Field(0.05, ge=0, description="in nats: reasoning is ended if M changes by less between two windows")
+    window: int = Field(32, ge=1, description="tokens after which the reasoning is looked at")
+
+    def wants(self, logprobs: Sequence[float]) -> bool:
+        """Whether a turn of which the last tokens have these ``logprobs`` is to go on without reasoning."""
+        before, now = logprobs[-2 * self.window : -self.window], logprobs[-self.window :]
+        return len(before) == self.window and abs(sum(now) - sum(before)) < self.eta * self.window
+
+
 class Explore(BaseModel):
     """How rollouts explore, beside sampling at temperature 1."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     resample: Resample | None = Field(None, description="sample turns again that bring nothing new; None: none")
+    thinking: Annotated[EndThinking | None, ADDED] = Field(
+        None, description="end reasoning in <think> tags that gets nowhere; None: it ends when the policy ends it"
+    )
     temperature: tuple[float, float] | None = Field(
         None,
         description="temperatures of the first and the last iteration of online training, with equal steps between, as "

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentrl.engines.base import Usage
-from agentrl.rollouts.exploring import RESAMPLED
+from agentrl.rollouts.exploring import ENDED_THINKING, RESAMPLED
 from agentrl.schemas.trajectory import INFRASTRUCTURE, Termination
 
 LIMITS = (Termination.MAX_TOKENS, Termination.MAX_STEPS, Termination.MAX_CONTEXT, Termination.TIME_LIMIT)
@@ -28,7 +28,7 @@ REPLAY_DIFFERS = "replay_differs"
 
 COUNTED = (
     *("tool_timeouts", "tool_exceptions", "observations_cut", "faults", "format_errors", "empty_summaries"),
-    *(RESAMPLED, "resampled_tokens", "random_calls", REPLAY_DIFFERS),
+    *(RESAMPLED, "resampled_tokens", "random_calls", ENDED_THINKING, REPLAY_DIFFERS),
 )
 """What an episode's tags and a stage's metrics count, of the numbers that steps give."""
 

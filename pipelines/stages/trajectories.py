@@ -117,7 +117,7 @@ class SampleConfig(StageConfig):
             raise ValueError(
                 "explore.temperature follows iterations, which are train.online's; set sampling.temperature"
             )
-        if (self.explore.resample or self.explore.tool) and not self.engine.exact:
+        if (self.explore.resample or self.explore.tool or self.explore.thinking) and not self.engine.exact:
             raise ValueError(
                 f"explore needs the tokens of turns and their log-probs, and engine {self.engine.type} gives none; use "
                 "an engine with token ids, or leave it out"

@@ -11,7 +11,7 @@ at temperature 1, greedily, and at each policy's best temperature, which is the 
 - slicing, pairs, eto, ipr, dagger, tree: see ``branching.py``.
 - search, guided, preferred, reflected: see ``searching.py``.
 - experience, guidance, star, splice: see ``memory.py``; teams: see ``teams.py``.
-- propose: see ``proposing.py``.
+- propose: see ``proposing.py``; library: see ``skills.py``.
 - compress, segment: see ``compression.py``; replay, online_replay, counterfactual: see ``stored.py``; filter_calls: see
   ``useful_calls.py``; toolrl, agenttuning: see ``named.py``.
 
@@ -349,6 +349,7 @@ MODULES = {
     "stored": ("replay", "online_replay", "counterfactual"),
     "useful_calls": ("filter_calls",),
     "proposing": ("propose",),
+    "skills": ("library",),
     "named": ("toolrl", "agenttuning"),
 }
 """Module -> the methods whose experiments lie there, as functions of their names."""

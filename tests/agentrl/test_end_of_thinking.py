@@ -35,9 +35,9 @@ class Brooding(TabularEngine):
             self.closed += 1
             ids = self.policy_of.codec.assistant(Message(role=Role.ASSISTANT, content="here"))
             return Turn(ids, [-0.5] * len(ids), [Span(version=0, start=0, end=len(ids))], "stop")
-        said = sum(session.mask)
-        ids = self.thought[said : said + sampling.max_turn_tokens]
-        return Turn(ids, self.given[said : said + len(ids)], [Span(version=0, start=0, end=len(ids))], "length")
+        sampled = sum(session.mask)
+        ids = self.thought[sampled : sampled + sampling.max_turn_tokens]
+        return Turn(ids, self.given[sampled : sampled + len(ids)], [Span(version=0, start=0, end=len(ids))], "length")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_reasoning_is_ended_when_its_uncertainty_stays(policy: Policy) -> None:
     assert mask[:40].all()
     forced = np.flatnonzero(~mask)
     assert forced.tolist() == list(range(40, 40 + len(forced)))
-    written = [row.input_ids[start + place] for place in forced]
+    written = [row.input_ids[start + offset] for offset in forced]
     assert policy.tokenizer.decode(written) == "\n</think>\n\n"
     assert np.isnan(np.array(row.logprobs)[start + forced]).all()
     assert mask[40 + len(forced) :].all()

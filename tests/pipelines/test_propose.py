@@ -11,6 +11,7 @@ from agentrl.environments import load_environment
 from agentrl.pipelines.handles import Tasks
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.methods.webrl.propose import propose
+from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.schemas.task import Task
 
 
@@ -94,6 +95,43 @@ def test_a_question_gets_facts_of_its_own_and_is_solved_by_one_who_knows(harness
     assert about["subgoals"] == ["foe", "beast"]
     assert environment.goal(task)  # type: ignore[attr-defined]
     assert made.metrics["not_a_task"] == 3
+
+
+def function(**changes: Any) -> dict[str, Any]:
+    return {
+        "question": "Return the sum of the squares of the values.",
+        "function": "squares",
+        "parameters": ["values"],
+        "solution": "def squares(values):\n    return sum(value * value for value in values)\n",
+        "tests": [[[[1, 2]], 5], [[[3]], 9], [[[]], 0], [[[-1, 1]], 2], [[[2, 2, 2]], 12]],
+    } | changes
+
+
+def test_a_function_becomes_a_task_if_its_solution_gives_the_results_of_its_tests(harness: Harness) -> None:
+    splits = drawn("code")
+    wrong = [
+        function(tests=[[[[1, 2]], 5], [[[3]], 9], [[[]], 0], [[[-1, 1]], 7]]),
+        function(solution="def squares(values) return 1"),
+        function(tests=[[[[1]], 1]] * 5),
+        function(tests=[[[1, 2], 5], [[[3]], 9], [[[]], 0], [[[-1, 1]], 2]]),
+        function(function="import os; x"),
+        function(parameters=["lambda"]),
+        {"question": "What?"},
+        "write a function",
+    ]
+    with judging(lambda asked: json.dumps({"tasks": [function(), *wrong, function()]})) as server:
+        made = harness.run(propose, {"by": {"engines": [server.engine]}, "requests": 1}, **wired(harness, splits))
+    [task] = made["tasks"].read()
+    assert task.prompt == "In main.py, write squares(values): Return the sum of the squares of the values."
+    assert (made.metrics["not_a_task"], made.metrics["doubled"]) == (len(wrong), 1)
+    assert '"solution": "its whole code' in server.prompts()[0].replace("\\", "")
+    about = json.loads(task.metadata)
+    assert set(about["shown"]) == {"test_1", "test_2"}
+    assert len(about["calls"]) == 3
+    environment = load_environment("code")
+    row = demonstrate(environment, task, 0.0, 0, "d")
+    assert row.success, "its expert writes the solution, and the hidden tests pass"
+    assert "2 passed, 0 failed" in [message.content.strip() for message in row.messages]
 
 
 def test_tasks_that_are_measured_on_and_environments_without_proposals_are_refused(harness: Harness) -> None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from agentrl.environments.base import Score
 from agentrl.environments.code.checks import right_calls, syntax_match, visible_tests
 from agentrl.environments.code.episode import CodingConfig, CodingEpisode
+from agentrl.environments.code.proposed import FORM, draft_of
 from agentrl.environments.code.repositories import drafts
 from agentrl.environments.family import Family
 from agentrl.environments.task_splits import Draft
@@ -117,6 +118,7 @@ class Code(Family):
     levels = {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.2, 5: 0.2}  # noqa: RUF012  (a constant of the protocol)
     episode = CodeEpisode
     config: CodeConfig
+    proposal = FORM
     of_no_task = frozenset({"faults", "sandbox", "reward", "similarity", "outcomes", "syntax", "invalid"})
 
     def __init__(self, config: CodeConfig = CodeConfig()) -> None:  # noqa: B008  (frozen)
@@ -124,3 +126,9 @@ class Code(Family):
 
     def drafts(self, level: int, random: Random) -> Iterator[Draft]:
         return drafts(level, random)
+
+    async def proposed(self, text: str, like: Task, random: Random) -> Task | None:
+        """The task of a function that somebody proposes in the form :attr:`proposal`; None if its solution and its
+        tests do not agree, in the sandbox."""
+        draft = await draft_of(text, self.config.sandbox)
+        return self.derived(like, draft, like.level) if draft else None

@@ -242,6 +242,10 @@ class LookupEnvironment:
         metadata = json.loads(task.metadata)
         return " ".join(_walk(metadata["facts"], metadata["start"], metadata["relations"]))
 
+    def composition(self, task: Task) -> str:
+        """The chain of relations, which tasks of the split ``compositional`` share with no other split."""
+        return " ".join(json.loads(task.metadata)["relations"])
+
     def vary(self, task: Task, random: Random) -> Task | None:
         """Another question about the facts of a task: of one relation more or less, of another relation, or of another
         person. None if there is none whose path has no entity twice."""

@@ -7,32 +7,36 @@ from agentrl.schemas.task import Task
 
 
 class MeasuredTasks:
-    """Knows held-out tasks by their prompts, and by the goals that ``environments`` name."""
+    """Knows held-out tasks by their prompts, by the goals that ``environments`` name, and those of the split
+    ``compositional`` by how they are put together (``composition``), which no other task may be."""
 
     def __init__(self, environments: Mapping[str, Any], tasks: Iterable[Task]) -> None:
         self._environments = environments
         self._prompts: set[str] = set()
-        self._goals: set[tuple[str, str]] = set()
+        self._named: dict[str, set[tuple[str, str]]] = {"goal": set(), "composition": set()}
         for task in tasks:
             self._prompts.add(task.prompt)
-            if goal := self._goal(task):
-                self._goals.add(goal)
+            for method in ("goal", "composition") if task.split == "compositional" else ("goal",):
+                if name := self._name(task, method):
+                    self._named[method].add(name)
 
     def why(self, task: Task) -> str | None:
-        """Why a new task is refused: ``heldout_prompt`` or ``heldout_goal``; None if it is not held out."""
+        """Why a new task is refused: ``heldout_prompt``, ``heldout_goal`` or ``heldout_composition``; None if it is not
+        held out."""
         if task.prompt in self._prompts:
             return "heldout_prompt"
-        if (goal := self._goal(task)) and goal in self._goals:
-            return "heldout_goal"
+        for method, names in self._named.items():
+            if names and self._name(task, method) in names:
+                return f"heldout_{method}"
         return None
 
-    def _goal(self, task: Task) -> tuple[str, str] | None:
-        """What a task asks for, as its environment says it; None if the environment says nothing."""
+    def _name(self, task: Task, method: str) -> tuple[str, str] | None:
+        """What a task asks for, or how it is put together, as its environment says it; None if it says nothing."""
         environment = self._environments.get(task.env)
         known = task.metadata != "{}" and task.verifier != "judge"
-        if environment is None or not hasattr(environment, "goal") or not known:
+        if environment is None or not hasattr(environment, method) or not known:
             return None
-        return str(environment.name), str(environment.goal(task))
+        return str(environment.name), str(getattr(environment, method)(task))
 
 
 def check_trained_on(tasks: Iterable[Task]) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.environments import load_environment
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.stages.tasks import from_trajectories, generate, vary
 from agentrl.pipelines.stages.trajectories import synthesize
@@ -47,3 +48,20 @@ def test_what_cannot_be_varied_is_named(tmp_path: Path) -> None:
     other = harness.run(generate, {"env": "office", "train": 2, "dev": 1, "heldout": 1})["train"]
     with pytest.raises(ValueError, match=r"env 'office', of task .* makes no variants; give it vary"):
         harness.run(vary, tasks=[other], heldout=[])
+
+
+def test_no_variant_is_put_together_as_a_compositional_task(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    environment = load_environment("words")
+    splits = harness.run(generate, {"env": "words", "train": 96, "dev": 1, "heldout": 8, "compositional": 48})
+    reserved = {environment.composition(task) for task in splits["compositional"].read()}  # type: ignore[attr-defined]
+
+    def chains(*held: str) -> tuple[set[str], int]:
+        made = harness.run(vary, {"k": 4}, tasks=[splits["train"]], heldout=[splits[name] for name in held])
+        new = {environment.composition(task) for task in made["tasks"].read()}  # type: ignore[attr-defined]
+        return new & reserved, made.metrics.get("heldout_composition", 0)
+
+    assert chains("heldout")[0], "some variants have chains that no train task has"
+    shared, refused = chains("heldout", "compositional")
+    assert not shared
+    assert refused > 0

@@ -21,7 +21,7 @@ from agentrl.datastore.artifacts.tasks import find, keep
 from agentrl.datastore.artifacts.tokenizers import TextOf, text_of
 from agentrl.datastore.errors import NoBufferError, StoreError, UnknownTrajectoryError, VersionGoneError
 from agentrl.datastore.read.lookup import Ids, Lookup, id_array, known_columns, near_ids
-from agentrl.datastore.storage.delta_paths import data_files, scan_table
+from agentrl.datastore.storage.delta_paths import FOLDER, data_files, scan_table
 from agentrl.datastore.storage.object_store import storage_of
 from agentrl.datastore.table import delta_log as log
 from agentrl.datastore.table.append import AppendResult, append, is_appended, transaction
@@ -29,7 +29,6 @@ from agentrl.datastore.table.delta_table import BufferTable, schema_version
 from agentrl.datastore.table.ids import KnownIds
 from agentrl.datastore.table.ingest import BATCH_ROWS, OnError, Rows
 from agentrl.datastore.table.row_digests import CONTENT, STORED_SCHEMA, combined, contents
-from agentrl.datastore.table.writer import FOLDER
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, TRAJECTORY_VERSION, Trajectory
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from agentrl.datastore.read.ranking import RANK
 from agentrl.datastore.read.scores import rescored
 from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, pretrained
 from agentrl.datastore.shards.divide import Divide
-from agentrl.datastore.storage.delta_paths import data_files
-from agentrl.datastore.table.writer import FOLDER, SCALARS
+from agentrl.datastore.storage.delta_paths import FOLDER, data_files
+from agentrl.datastore.table.writer import SCALARS
 from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:

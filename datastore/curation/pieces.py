@@ -17,8 +17,8 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.shards.shard import Shard, finished
+from agentrl.datastore.storage.delta_paths import FOLDER
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage, storage_of
-from agentrl.datastore.table.writer import FOLDER
 
 if TYPE_CHECKING:
     import polars as pl

@@ -9,10 +9,9 @@ import pyarrow as pa
 
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.lookup import known_columns
-from agentrl.datastore.storage.delta_paths import data_files
+from agentrl.datastore.storage.delta_paths import FOLDER, data_files
 from agentrl.datastore.storage.object_store import LocalStorage
 from agentrl.datastore.table.delta_table import schema_version
-from agentrl.datastore.table.writer import FOLDER
 from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:

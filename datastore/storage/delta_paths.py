@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _PLAIN = re.compile(r"[A-Za-z0-9/_.~@:+,=&;!()'$-]*")
 
+FOLDER = "trajectories"
+"""The table's folder, below the store."""
+
 
 def is_plain(storage: LocalStorage | S3Storage) -> bool:
     """Whether delta-rs and Polars read the place's name as we do."""

@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from agentrl.datastore.errors import CorruptError
+from agentrl.datastore.storage.delta_paths import FOLDER
 from agentrl.datastore.storage.lease import hold
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
-from agentrl.datastore.table.writer import FOLDER
 
 LOG = f"{FOLDER}/_delta_log"
 ASIDE = "aside"

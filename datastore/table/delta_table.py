@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.errors import CorruptError, NewerSchemaError, NoBufferError, OlderSchemaError, StoreError
 from agentrl.datastore.storage.credentials import storage_options
-from agentrl.datastore.storage.delta_paths import opened_as
+from agentrl.datastore.storage.delta_paths import FOLDER, opened_as
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.delta_log import commit_key, is_torn, mend
 from agentrl.datastore.table.row_digests import STORED_SCHEMA
-from agentrl.datastore.table.writer import FOLDER, STATISTICS, Action
+from agentrl.datastore.table.writer import STATISTICS, Action
 from agentrl.schemas.trajectory import TRAJECTORY_VERSION
 
 if TYPE_CHECKING:

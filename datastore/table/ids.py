@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.datastore.errors import CorruptError
+from agentrl.datastore.storage.delta_paths import FOLDER
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.delta_log import read
 from agentrl.datastore.table.delta_table import BufferTable
-from agentrl.datastore.table.writer import FOLDER
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

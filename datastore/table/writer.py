@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.storage.delta_paths import FOLDER
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 from agentrl.datastore.table.open_writers import Marked, new_writer
 from agentrl.datastore.table.row_digests import STORED_SCHEMA
@@ -53,7 +54,6 @@ _REPEATING = [
     "reward_components.list.element.name",
 ]
 _SPLIT = ["input_ids.list.element", "logprobs.list.element"]
-FOLDER = "trajectories"
 
 
 def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:

@@ -16,13 +16,13 @@ from agentrl.datastore.artifacts.unfinished import leftovers, remove
 from agentrl.datastore.curation.kept import evidence_of_others
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.scalar_cache import ScalarCopies
+from agentrl.datastore.storage.delta_paths import FOLDER
 from agentrl.datastore.table import delta_log as log
 from agentrl.datastore.table import routes
 from agentrl.datastore.table.commit import commit
 from agentrl.datastore.table.maintenance import alone
 from agentrl.datastore.table.open_writers import FOLDER as MARKS
 from agentrl.datastore.table.open_writers import Mark, clock, death, key_of, marks, writer_of
-from agentrl.datastore.table.writer import FOLDER
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer

@@ -16,9 +16,8 @@ from agentrl.datastore.curation.pieces import Piece, pieces_of, read
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.shards.engines import workers_of
 from agentrl.datastore.shards.shard import finished
-from agentrl.datastore.storage.delta_paths import data_files
+from agentrl.datastore.storage.delta_paths import FOLDER, data_files
 from agentrl.datastore.storage.object_store import storage_of
-from agentrl.datastore.table.writer import FOLDER
 from agentrl.engines.configs import EngineConfig, OpenAIConfig
 from agentrl.pipelines.parts.stored_tasks import TaskKey
 from agentrl.rewards.asking import Asking

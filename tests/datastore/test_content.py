@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from store_rows import FP, Make, build
 
 from agentrl.datastore import TrajectoryBuffer
+from agentrl.datastore.storage.delta_paths import FOLDER
 from agentrl.datastore.table.row_digests import CONTENT, VOLATILE, contents
-from agentrl.datastore.table.writer import FOLDER, write_parquet
+from agentrl.datastore.table.writer import write_parquet
 from agentrl.datastore.upkeep import check, compact, migrate
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Message, ToolCall, Trajectory, trajectory_id

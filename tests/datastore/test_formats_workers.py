@@ -374,12 +374,13 @@ def test_workers_do_not_import_what_they_do_not_need() -> None:
     """It takes as long as thousands of rows."""
     script = """
 import sys
-from agentrl.datastore.formats import workers
-workers.spare_pandas()
-workers.pa.array([1.5])
-assert "pandas" not in sys.modules
+from agentrl.datastore.spared import spare_pandas
+spare_pandas()
 from agentrl.datastore.curation import duplicates
 from agentrl.datastore.shards import worker
+assert not {"pandas", "polars", "pydantic", "jsonschema", "deltalake"} & set(sys.modules)
+from agentrl.datastore.formats import workers
+workers.pa.array([1.5])
 assert not {"pandas", "polars", "jsonschema", "deltalake"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -12,7 +12,8 @@ from store_rows import FP, Make
 
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.read import lookup
-from agentrl.datastore.table.writer import FOLDER, GROUP_ROWS
+from agentrl.datastore.storage.delta_paths import FOLDER
+from agentrl.datastore.table.writer import GROUP_ROWS
 from agentrl.datastore.upkeep import check, compact, compaction
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA

@@ -26,14 +26,13 @@ DEEPEST = 8
 
 
 class Argument(BaseModel):
-    """Where an argument comes from: a ``parameter`` of the skill, the answer of an earlier ``call`` (from 0), or a
-    constant ``value``."""
+    """Where an argument comes from: one of these."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    parameter: str | None = None
-    call: int | None = Field(None, ge=0)
-    value: Any = None
+    parameter: str | None = Field(None, description="a parameter of the skill")
+    call: int | None = Field(None, ge=0, description="the answer of an earlier call, from 0")
+    value: Any = Field(None, description="a constant")
 
     @model_validator(mode="after")
     def _from_one(self) -> "Argument":
@@ -45,19 +44,21 @@ class Argument(BaseModel):
 class SkillCall(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tool: str
-    arguments: dict[str, Argument] = {}
+    tool: str = Field(description="a tool of the environment, or another skill")
+    arguments: dict[str, Argument] = Field(
+        {}, description="its arguments: each a parameter, a call's answer or a value"
+    )
 
 
 class Skill(BaseModel):
-    """``parameters`` are JSON schemas by name, all of them required."""
+    """Some calls under one name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")
-    description: str
-    parameters: dict[str, dict[str, Any]] = {}
-    calls: list[SkillCall] = Field(min_length=1)
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$", description="what policies call it by")
+    description: str = Field(description="what policies are told of it")
+    parameters: dict[str, dict[str, Any]] = Field({}, description="name -> JSON schema; all are required")
+    calls: list[SkillCall] = Field(min_length=1, description="what it calls, one after the other")
 
     @model_validator(mode="after")
     def _arguments_are_known(self) -> "Skill":

@@ -12,8 +12,8 @@ at temperature 1, greedily, and at each policy's best temperature, which is the 
 - search, guided, preferred, reflected: see ``searching.py``.
 - experience, guidance, star, splice: see ``memory.py``; teams: see ``teams.py``.
 - propose: see ``proposing.py``; library: see ``skills.py``.
-- compress, segment: see ``compression.py``; replay, online_replay, counterfactual: see ``stored.py``; filter_calls: see
-  ``useful_calls.py``; toolrl, agenttuning: see ``named.py``.
+- compress, segment: see ``compression.py``; replay, online_replay, online_starts, counterfactual: see ``stored.py``;
+  filter_calls: see ``useful_calls.py``; toolrl, agenttuning: see ``named.py``.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
     METHODS=hindsight python benchmarks/methods.py  # some
@@ -264,8 +264,9 @@ def trained_tokens(made: Any) -> int:
     return round(sum(row["tokens"] for row in made["metrics"].table().to_pylist()))
 
 
-def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:
-    """The warm policy after GRPO, what it spent, and the level of each iteration that had one."""
+def online(setting: Setting, states: Any = None, **settings: Any) -> tuple[Any, Spent, list[float]]:
+    """The warm policy after GRPO, from the rows ``states`` if there are any; what it spent, and the level of
+    each iteration that had one."""
     from agentrl.pipelines.stages.grpo import online as stage
 
     warmup, lr = min(4, settings.get("iterations", ITERATIONS) // 2), settings.pop("lr", setting.course.lr)
@@ -274,7 +275,8 @@ def online(setting: Setting, **settings: Any) -> tuple[Any, Spent, list[float]]:
         "optimizer": {"lr": lr, "schedule": "linear", "warmup": warmup},
         "checkpoint_every": 1000,
     }  # fmt: skip
-    made = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks)
+    inputs = {"starts": [states]} if states else {}
+    made = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks, **inputs)
     spent, metrics = of_rollouts(made["trajectories"]), made["metrics"].table().to_pylist()
     levels = [row["level"] for row in metrics if row.get("level")]
     replayed = round(sum(row.get("replayed_calls", 0) for row in metrics))
@@ -346,7 +348,7 @@ MODULES = {
     "memory": ("experience", "guidance", "star", "splice"),
     "teams": ("teams",),
     "compression": ("compress", "segment"),
-    "stored": ("replay", "online_replay", "counterfactual"),
+    "stored": ("replay", "online_replay", "online_starts", "counterfactual"),
     "useful_calls": ("filter_calls",),
     "proposing": ("propose",),
     "skills": ("library",),
@@ -357,7 +359,7 @@ METHODS = {name: module for module, names in MODULES.items() for name in names}
 COURSES_OF = {
     "tune": ("words", "lookup", "rooms"),
     "hindsight": ("words", "lookup", "rooms", "rooms, silent"),
-    **dict.fromkeys(("online_replay", "propose", "toolrl"), ("words",)),
+    **dict.fromkeys(("online_replay", "online_starts", "propose", "toolrl"), ("words",)),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),
     **dict.fromkeys(("self_distill", "echo", "rwml", "star", "splice", "replay"), ("rooms", "lookup")),
 }

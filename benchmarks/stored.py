@@ -4,13 +4,14 @@
   by how far their rewards are apart (`rooms`, `lookup`).
 - counterfactual: RLOO on four continuations of each state, credited to their first turns (`credit: fork_turn`) or to
   all new turns, and on whole rollouts of as many sampled tokens (`rooms`).
+- online_starts: GRPO online from states of stored successes first, and from whole tasks (`words`).
 - online_replay: GRPO online with rollouts of earlier iterations mixed into each step, and without, of as many rollouts
   (`words`); with SPLIT=dev every setting of :data:`MIXED`, otherwise the share that did best there, drawn both ways.
 """
 
 from typing import Any
 
-from arms import Arm, Spent, gain, table
+from arms import SMALL, Arm, Spent, gain, table
 from branching import STEPS, as_online, grouped, of_continuations, settings, trained
 from methods import (
     BATCH,
@@ -24,6 +25,7 @@ from methods import (
     of_rollouts,
     online,
     prepared,
+    rejected,
     rollouts,
     seeds,
     successes,
@@ -96,6 +98,39 @@ def online_replay(env: str) -> bool:
     arms = beside_grpo("online_replay", env, {name: {"replay": replay} for name, replay in mixed.items()})
     met = [gain(f"online_replay, {env}, {name}", arms, "GRPO", name) for name in mixed]
     return gain(f"online_replay, {env}, draws", arms, CHOSEN, BY_PRIORITY) and all(met)
+
+
+LONGER = 2
+"""Times the iterations of the other experiments: rollouts from states have about half of the turns."""
+FROM_STATES = {"starts": {"turns": 3}, "draw": {"start": [0.5, 0.3, 0.2], "gate": 0.7, "window": 256, "easier": 0.15}}
+"""Those of the method's file, with fewer turns: a question takes four at most."""
+
+
+def online_starts(env: str) -> bool:
+    """GRPO from whole tasks, and from states of successes first, which are rollouts of the same policy, at as many
+    sampled tokens: rollouts that begin in the middle are shorter, so there are more iterations."""
+    from agentrl.pipelines.stages.trajectories import sample, synthesize
+
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO, from states")}
+    for seed, folder in seeds(f"online_starts {env}", arms):
+        setting = prepared(env, seed, folder)
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        rows = setting.harness.run(sample, {"samples": 2}, model=setting.warm, tasks=setting.tasks)["trajectories"]
+        begun = of_rollouts(rows)
+        if SMALL:  # the policy solves nothing
+            rows = setting.harness.run(synthesize, tasks=setting.tasks)["trajectories"]
+        model, spent, levels = online(setting, states=rows, iterations=LONGER * ITERATIONS, **FROM_STATES)
+        print(f"online_starts, {env}, seed {seed}: level {levels[-1:]} at the end", flush=True)
+        arms["GRPO, from states"].add(judged(setting, model), begun + spent)
+        budget = begun.sampled + spent.sampled
+        of_an_iteration = TASKS * SAMPLES * begun.sampled / len(rows.ids())
+        model, spent, _ = online(setting, iterations=max(1, round(budget / of_an_iteration)))
+        arms["GRPO"].add(judged(setting, model), spent)
+        model, spent, _ = rejected(setting, setting.tasks, budget)
+        arms["rejection"].add(judged(setting, model), spent)
+    print(f"\nonline_starts, {env}: {LONGER * ITERATIONS} iterations from states a seed")
+    table(arms)
+    return gain(f"online_starts, {env}", arms, "GRPO", "GRPO, from states")
 
 
 def counterfactual() -> bool:

@@ -31,6 +31,11 @@ class Spent:
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
+    @property
+    def tokens(self) -> int:
+        """Those that the policy sampled, and those that a teacher wrote for it."""
+        return self.sampled + self.foreign
+
 
 @dataclass(frozen=True)
 class Solved:
@@ -138,9 +143,9 @@ def learned(arms: Mapping[str, Arm], start: str, arm: Arm) -> str:
 def gain(
     name: str, arms: Mapping[str, Arm], before: str, after: str, by: str = "sampled", start: str | Arm = "warm"
 ) -> bool:
-    """Print what one arm gains over another at an equal budget, of tokens that were sampled or ``foreign``, or of
-    ``calls``, and the word for it. ``start`` is what both started from: an arm, or its name if it is among these.
-    Returns whether the method adds, at that budget."""
+    """Print what one arm gains over another at an equal budget, of tokens that were sampled, ``foreign`` or both
+    (``tokens``), or of ``calls``, and the word for it. ``start`` is what both started from: an arm, or its name if it
+    is among these. Returns whether the method adds, at that budget."""
     from agentrl.statistics.sharpening import Judgement, Learned, over_baseline, paired
 
     baseline, method = arms[before], arms[after]
@@ -152,7 +157,7 @@ def gain(
         own = paired(first.best, method.best)
         if not (own.shown and own.mean > 0):
             judgement = Judgement(Learned.CANNOT_TELL, f"{before} is worse than {first.name}, and this no better")
-    what = by if by == "calls" else f"{by} tokens"
+    what = by if by in ("calls", "tokens") else f"{by} tokens"
     ratio = getattr(method.spent, by) / max(1, getattr(baseline.spent, by))
     how = ", each at its best temperature" if baseline.temperatures else ""
     why = f" ({judgement.why})" if judgement.why else ""

@@ -22,6 +22,7 @@ from methods import (
     ITERATIONS,
     LR,
     SAMPLES,
+    SPLIT,
     TASKS,
     Setting,
     curated,
@@ -334,16 +335,30 @@ def _astray() -> Any:
     return Astray(RoomsConfig(spoken=True))
 
 
-def tree() -> bool:
+SHAPES = {"rooms": "2 trees, 2 nodes", "words": "2 trees, 2 nodes"}
+TREES = {
+    "2 trees, 2 nodes": {"samples": 6, "fork": {"trees": 2, "nodes": 2, "rounds": 1}},
+    "4 trees, 1 node": {"samples": 8, "fork": {"trees": 4, "nodes": 1, "rounds": 1}},
+}
+
+
+def tree(env: str) -> bool:
     """GRPO on trees, of two whole rollouts and two continuations of each, and on whole rollouts of as many tokens."""
-    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "Tree-GRPO")}
-    for setting, tasks in settings("tree", arms):
-        model, spent, _ = online(setting, tasks=2 * TASKS, samples=6, fork={"trees": 2, "nodes": 2, "rounds": 1})
-        arms["Tree-GRPO"].add(judged(setting, model), spent)
-        model, more, each = rejected(setting, tasks, spent.sampled)
+    ways = {f"Tree-GRPO, {name}": way for name, way in TREES.items() if SPLIT == "dev" or name == SHAPES[env]}
+    plain = () if SPLIT == "dev" else ("rejection", "GRPO")
+    arms = {name: Arm(name) for name in ("warm", *plain, *ways)}
+    samples = 4 if env == "rooms" else SAMPLES
+    for setting, tasks in settings(f"tree {env}", arms, env=env):
+        for name, way in ways.items():
+            model, spent, _ = online(setting, tasks=2 * TASKS, **way)
+            arms[name].add(judged(setting, model), spent)
+        if not plain:
+            continue
+        model, more, each = rejected(setting, tasks if env == "rooms" else setting.tasks, spent.sampled)
         arms["rejection"].add(judged(setting, model), more)
-        model, more, _ = online(setting, tasks=round(spent.sampled / each / 4 / ITERATIONS), samples=4)
+        model, more, _ = online(setting, tasks=round(spent.sampled / each / samples / ITERATIONS), samples=samples)
         arms["GRPO"].add(judged(setting, model), more)
-    print(f"\ntree, rooms: {2 * TASKS} tasks in each of {ITERATIONS} iterations")
+    print(f"\ntree, {env}: {2 * TASKS} tasks in each of {ITERATIONS} iterations")
     table(arms)
-    return gain("tree, rooms", arms, "GRPO", "Tree-GRPO")
+    met = [gain(f"{name}, {env}", arms, before, name) for name in ways for before in plain]
+    return all(met)

@@ -4,18 +4,20 @@
   runs in its demonstrations and by one that was not; and what one learns from rollouts that saw three, without them.
 - guidance: walks that nothing solved, tried again with notes and kept without them, against as many plain rollouts
   (`rooms`): supervised, and as preferences over the failures without guidance.
-- star: the same with the answer as a hint (`rooms`, `lookup`).
+- star: the same with the answer as a hint (`words`, `rooms`, `lookup`).
 - splice: rejection sampling on rollouts, with and without failed ones that go on as a success did (`rooms`, `lookup`);
   success, and in `rooms` recovery after a planted wrong turn.
 """
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from arms import Arm, Solved, Spent, gain, measured, table
 from branching import STATES, recovery, trained
 from methods import (
+    COURSES,
     ITERATIONS,
     SAMPLES,
     TASKS,
@@ -148,8 +150,8 @@ def star(env: str) -> bool:
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "STaR", "GRPO")}
     for seed, folder in seeds(f"star {env}", arms):
-        harness, tasks, shown = expert(env, seed, folder, hinted=0.15)
-        setting = imitated("hinted", env, harness, tasks, [shown])
+        setting = hinting(env, seed, folder)
+        harness = setting.harness
         arms["warm"].add(judged(setting, setting.warm), Spent())
         some = harness.tasks(setting.tasks.read()[:MANY])
         config = {"samples": SAMPLES // 2}
@@ -165,6 +167,25 @@ def star(env: str) -> bool:
     print(f"\nstar, {env}: {SAMPLES // 2} rollouts of {MANY} tasks a seed, as many more of those that none solved")
     table(arms)
     return gain(f"star, {env}", arms, "rejection", "STaR")
+
+
+def hinting(env: str, seed: int, folder: Path) -> Setting:
+    """A policy whose demonstrations show the answer in a share of 0.15. The expert of `words` that is shown an answer
+    knows which kind of value is asked for, though not which links: so hints tell it a part of what words mean."""
+    from agentrl.environments.lookup import LINKS
+    from agentrl.environments.words import WordsEnvironment
+    from agentrl.rollouts.demonstrations import demonstrate
+    from agentrl.rollouts.rationalize import HINT
+
+    if env != "words":
+        harness, tasks, shown = expert(env, seed, folder, hinted=0.15)
+        return imitated("hinted", env, harness, tasks, [shown])
+    harness, tasks, shown = expert(env, seed, folder)
+    knows = WordsEnvironment(names=COURSES[env].environment["names"])
+    knows.unknown &= frozenset(LINKS)
+    some = tasks["train"].read()[:: round(1 / 0.15)]
+    hinted = [demonstrate(knows, task, 0.0, 0, f"hinted-{task.task_id}", HINT) for task in some]
+    return imitated("hinted", env, harness, tasks, [shown, harness.trajectories(hinted)])
 
 
 def retried_or_plain(

@@ -7,13 +7,12 @@ at temperature 1, greedily, and at each policy's best temperature, which is the 
 
 - tune: what rejection sampling and GRPO solve of dev tasks at three learning rates, and with two ways to keep rows.
 - hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, also silent; `lookup`).
-- curriculum, distill, self_distill, echo, rwml, reflexion, resample, rank: see :mod:`methods_signals`.
-- slicing, pairs, eto, ipr, dagger, tree: see ``branching.py``.
-- search, guided, preferred, reflected: see ``searching.py``.
-- experience, guidance, star, splice: see ``memory.py``; teams: see ``teams.py``.
-- propose: see ``proposing.py``; library: see ``skills.py``.
-- compress, segment: see ``compression.py``; replay, online_replay, online_starts, counterfactual: see ``stored.py``;
-  filter_calls: see ``useful_calls.py``; toolrl, agenttuning: see ``named.py``.
+- curriculum, echo, rwml, reflexion, resample, rank: see :mod:`methods_signals`.
+- distill, self_distill, labels: see ``taught.py``; search, guided, preferred, reflected: see ``searching.py``.
+- slicing, pairs, eto, ipr, dagger, tree: see ``branching.py``; second_round: see ``second_round.py``.
+- experience, guidance, star, splice: see ``memory.py``; teams: see ``teams.py``; propose: see ``proposing.py``.
+- compress, segment: see ``compression.py``; replay, online_replay, online_starts, counterfactual: see ``stored.py``.
+- filter_calls: see ``useful_calls.py``; toolrl, agenttuning: see ``named.py``; library: see ``skills.py``.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
     METHODS=hindsight python benchmarks/methods.py  # some
@@ -342,8 +341,10 @@ def hindsight(env: str) -> bool:
 MODULES = {
     "tuning": ("tune",),
     "methods": ("hindsight",),
-    "methods_signals": ("curriculum", "distill", "self_distill", "echo", "rwml", "reflexion", "resample", "rank"),
+    "methods_signals": ("curriculum", "echo", "rwml", "reflexion", "resample", "rank"),
+    "taught": ("distill", "self_distill", "labels"),
     "branching": ("slicing", "pairs", "eto", "ipr", "dagger", "tree"),
+    "second_round": ("second_round",),
     "searching": ("search", "guided", "preferred", "reflected"),
     "memory": ("experience", "guidance", "star", "splice"),
     "teams": ("teams",),
@@ -360,8 +361,11 @@ COURSES_OF = {
     "tune": ("words", "lookup", "rooms"),
     "hindsight": ("words", "lookup", "rooms", "rooms, silent"),
     **dict.fromkeys(("online_replay", "online_starts", "propose", "toolrl"), ("words",)),
+    "distill": ("words", "lookup"),
+    **dict.fromkeys(("curriculum", "tree"), ("words", "rooms")),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),
-    **dict.fromkeys(("self_distill", "echo", "rwml", "star", "splice", "replay"), ("rooms", "lookup")),
+    **dict.fromkeys(("self_distill", "echo", "rwml", "splice", "replay"), ("rooms", "lookup")),
+    "star": ("words", "rooms", "lookup"),
 }
 """What an experiment is run in, if it is run in several; if it is small, the first of them."""
 

@@ -1,10 +1,8 @@
 """What signals on tokens, a curriculum and notes gain at an equal budget; part of :mod:`benchmarks.methods`, which runs
 them.
 
-- curriculum: GRPO over levels 1 to 6 of `rooms`, every task in turn or by a curriculum, with as many tokens.
-- distill: a policy after GRPO teaches the warm one (`lookup`), against supervised training on the teacher's samples and
-  GRPO with as many rollouts of the student.
-- self_distill: the warm policy teaches itself, with the answer (`lookup`) or notes (`rooms`) in sight.
+- curriculum: GRPO over levels 1 to 6 of `rooms`, or 1 to 3 of `words`, every task in turn or by a curriculum, with as
+  many tokens.
 - echo: GRPO with and without cross-entropy on observations (`rooms`, and `lookup`, whose facts nobody can know).
 - rwml: GRPO on predictions of observations before GRPO on walks, against GRPO on walks alone (`rooms`).
 - reflexion: retries with notes of what failed, and without, of as many tokens (`rooms`): tasks solved, of those that
@@ -20,12 +18,11 @@ from typing import Any
 
 from arms import Arm, Spent, gain, table
 from methods import (
-    COURSES,
     ITERATIONS,
     SAMPLES,
+    SPLIT,
     TASKS,
     Setting,
-    curated,
     expert,
     imitated,
     judged,
@@ -35,33 +32,47 @@ from methods import (
     prepared,
     rejected,
     seeds,
-    successes,
 )
 
 SHOWING = {"context": [{"notes": {}}]}
-FEW = max(1, ITERATIONS // 3)
+LEVELS = {"start": [0.8, 0.2], "gate": 0.7, "window": 256, "easier": 0.15}
+DRAWS = {
+    "levels": LEVELS,
+    "levels, gate 0.5": {**LEVELS, "gate": 0.5},
+    "pass rates": {"start": [0.2, 0.5, 0.3], "gate": 0.99, "band": [0.1, 0.9]},
+    "levels, gate 0.5, and pass rates": {**LEVELS, "gate": 0.5, "band": [0.1, 0.9]},
+}
+"""Curricula: by levels alone, by pass rates alone (levels have the shares that the tasks of `words` have), or both."""
+CHOSEN = {"rooms": "levels", "words": "levels"}
 RESAMPLED = {"eta": 0.003, "tries": 2}
 
 
-def curriculum() -> bool:
-    """GRPO with every task in turn, and with levels that open; rejection beside them. Walks of low levels are short, so
-    the curriculum has a third more iterations, and the others have as many tokens as it sampled."""
-    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO + curriculum")}
-    draw = {"start": [0.8, 0.2], "gate": 0.7, "window": 256, "easier": 0.15}
-    for seed, folder in seeds("curriculum", arms):
-        setting = prepared("rooms 1-6", seed, folder)
+def curriculum(env: str) -> bool:
+    """GRPO with every task in turn, and by a curriculum; rejection beside them. Walks of low levels are short, so the
+    curriculum has a third more iterations, and the others have as many tokens as it sampled. With SPLIT=dev every
+    way of :data:`DRAWS` is tried, without the others."""
+    ways = {f"GRPO, {name}": draw for name, draw in DRAWS.items()}
+    ways = ways if SPLIT == "dev" else {f"GRPO, {CHOSEN[env]}": DRAWS[CHOSEN[env]]}
+    plain = () if SPLIT == "dev" else ("rejection", "GRPO")
+    arms = {name: Arm(name) for name in ("warm", *plain, *ways)}
+    for seed, folder in seeds(f"curriculum {env}", arms):
+        setting = prepared("rooms 1-6" if env == "rooms" else env, seed, folder)
         arms["warm"].add(judged(setting, setting.warm), Spent())
-        model, spent, levels = online(setting, draw=draw, iterations=ITERATIONS * 4 // 3)
-        arms["GRPO + curriculum"].add(judged(setting, model), spent)
+        for name, draw in ways.items():
+            model, spent, levels = online(setting, draw=draw, iterations=ITERATIONS * 4 // 3)
+            arms[name].add(judged(setting, model), spent)
+            print(f"{name}, seed {seed}: level of each iteration {levels}", file=sys.stderr, flush=True)
+        if not plain:
+            continue
         tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
         model, more, each = rejected(setting, tasks, spent.sampled)
         arms["rejection"].add(judged(setting, model), more)
         model, more, _ = online(setting, iterations=max(1, round(spent.sampled / each / TASKS / SAMPLES)))
         arms["GRPO"].add(judged(setting, model), more)
-        print(f"curriculum, seed {seed}: level of each iteration {levels}", file=sys.stderr, flush=True)
-    print(f"\ncurriculum, rooms of levels 1 to 6: {ITERATIONS * 4 // 3} iterations of {TASKS} tasks a seed")
+    print(f"\ncurriculum, {env}: {ITERATIONS * 4 // 3} iterations of {TASKS} tasks a seed")
     table(arms)
-    return gain("curriculum, rooms", arms, "GRPO", "GRPO + curriculum")
+    met = [gain(f"{name}, {env}", arms, before, name) for name in ways for before in plain]
+    return all(met)
 
 
 def resample() -> bool:
@@ -105,81 +116,6 @@ def rank() -> bool:
     table(arms)
     met = gain("rank, rooms, alone", arms, "GRPO", "GRPO, ranks")
     return gain("rank, rooms", arms, "GRPO", "GRPO, verifier + ranks") and met
-
-
-def distill() -> bool:
-    from agentrl.pipelines.stages.trajectories import sample
-
-    names = ("warm", "teacher", "rejection", "SFT on its samples", "GRPO", "distilled")
-    arms = {name: Arm(name) for name in names}
-    for seed, folder in seeds("distill", arms):
-        setting = prepared("lookup", seed, folder)
-        run = setting.harness.run
-        teacher, _, _ = online(setting)
-        arms["warm"].add(judged(setting, setting.warm), Spent())
-        arms["teacher"].add(judged(setting, teacher), Spent())
-        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * FEW])
-        for name, model in (("rejection", setting.warm), ("SFT on its samples", teacher)):
-            rows = run(sample, {"samples": SAMPLES}, model=model, tasks=tasks)["trajectories"]
-            kept = successes(setting, [rows]) if name == "rejection" else rows
-            spent = of_rollouts(rows)
-            if name != "rejection":
-                spent = Spent(foreign=spent.sampled, calls=spent.calls)
-            made, more = curated(setting, [kept])
-            arms[name].add(judged(setting, made), spent + more)
-        model, spent, _ = online(setting, iterations=FEW)
-        arms["GRPO"].add(judged(setting, model), spent)
-        arms["distilled"].add(*distilled(setting, teacher=teacher))
-    print(f"\ndistill, lookup: {TASKS * FEW * SAMPLES:,} rollouts of the student a seed")
-    table(arms)
-    return gain("distill, lookup", arms, "GRPO", "distilled")
-
-
-def distilled(setting: Setting, config: dict[str, Any] | None = None, **inputs: Any) -> tuple[dict[str, float], Spent]:
-    """What the warm policy solves after on-policy distillation, and what that cost."""
-    from agentrl.pipelines.stages.grpo import online as stage
-
-    config = (config or {}) | {
-        "iterations": FEW, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0},
-        "algorithm": {"type": "distill"}, "checkpoint_every": 1000,
-        "optimizer": {"lr": COURSES[setting.env].lr, "schedule": "linear", "warmup": min(4, FEW // 2)},
-    }  # fmt: skip
-    result = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks, **inputs)
-    spent = of_rollouts(result["trajectories"])
-    read = Spent(foreign=spent.sampled, trained=spent.sampled)  # the teacher reads what the student sampled
-    return judged(setting, result["model"]), spent + read
-
-
-def self_distill(env: str) -> bool:
-    """The policy teaches what it would do with the answer (`lookup`), or notes on an earlier attempt (`rooms`).
-    It saw such openings in its demonstrations."""
-    from agentrl.pipelines.methods.reflexion.notes import reflect
-    from agentrl.pipelines.stages.trajectories import sample
-
-    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "taught by itself")}
-    for seed, folder in seeds(f"self_distill {env}", arms):
-        if env == "lookup":
-            harness, tasks, shown = expert(env, seed, folder, hinted=0.15)
-            setting = imitated("hinted", env, harness, tasks, [shown])
-            taught = distilled(setting, {"teacher_context": "answer"})
-        else:
-            setting = noted(seed, folder)
-            run, some = setting.harness.run, setting.harness.tasks(setting.tasks.read()[: TASKS * FEW])
-            setting = replace(setting, tasks=some)
-            first = run(sample, {"samples": 1}, model=setting.warm, tasks=some)["trajectories"]
-            notes = run(reflect, tasks=some, trajectories=[first])["notes"]
-            solved, spent = distilled(setting, {"teacher_context": "notes"}, notes=notes)
-            taught = solved, spent + of_rollouts(first)
-        arms["warm"].add(judged(setting, setting.warm), Spent())
-        arms["taught by itself"].add(*taught)
-        some = setting.harness.tasks(setting.tasks.read()[: TASKS * FEW])
-        model, more, _ = rejected(setting, some, taught[1].sampled)
-        arms["rejection"].add(judged(setting, model), more)
-        model, more, _ = online(setting, iterations=FEW + (env == "rooms"))
-        arms["GRPO"].add(judged(setting, model), more)
-    print(f"\nself_distill, {env}: {TASKS * FEW * SAMPLES:,} rollouts of the student a seed")
-    table(arms)
-    return gain(f"self_distill, {env}", arms, "GRPO", "taught by itself")
 
 
 def beside_grpo(method: str, env: str, ways: dict[str, dict[str, Any]]) -> dict[str, Arm]:

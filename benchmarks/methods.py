@@ -7,12 +7,7 @@ at temperature 1, greedily, and at each policy's best temperature, which is the 
 
 - tune: what rejection sampling and GRPO solve of dev tasks at three learning rates, and with two ways to keep rows.
 - hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, also silent; `lookup`).
-- curriculum, echo, rwml, reflexion, resample, rank: see :mod:`methods_signals`.
-- distill, self_distill, labels: see ``taught.py``; search, guided, preferred, reflected: see ``searching.py``.
-- slicing, pairs, eto, ipr, dagger, tree: see ``branching.py``; second_round: see ``second_round.py``.
-- experience, guidance, star, splice: see ``memory.py``; teams: see ``teams.py``; propose: see ``proposing.py``.
-- compress, segment: see ``compression.py``; replay, online_replay, online_starts, counterfactual: see ``stored.py``.
-- filter_calls: see ``useful_calls.py``; toolrl, agenttuning: see ``named.py``; library: see ``skills.py``.
+- the others: see :data:`MODULES`, and what the modules say that it names.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
     METHODS=hindsight python benchmarks/methods.py  # some

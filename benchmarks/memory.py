@@ -164,7 +164,8 @@ def star(env: str) -> bool:
             arms[name].add(judged(setting, model), spent + taught)
         model, more = grpo_on_as_many(setting, first, made)
         arms["GRPO"].add(judged(setting, model), more)
-    print(f"\nstar, {env}: {SAMPLES // 2} rollouts of {MANY} tasks a seed, as many more of those that none solved")
+    most = min(MANY, COURSES[env].train)
+    print(f"\nstar, {env}: {SAMPLES // 2} rollouts of {most} tasks a seed, as many more of those that none solved")
     table(arms)
     return gain(f"star, {env}", arms, "rejection", "STaR")
 

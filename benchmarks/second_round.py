@@ -51,7 +51,7 @@ def second_round() -> bool:
     print(f"\nsecond_round, words: two rounds of {EACH} rollouts of each task a seed")
     table(arms)
     met = [gain(f"{name}, words", arms, other, name) for name in ways for other in ("rejection, twice", *plain)]
-    return all(met)
+    return all([*met, *(gain("twice, words", arms, other, "rejection, twice") for other in plain)])
 
 
 def preferring(setting: Setting, rows: Any, kind: str, lr: float) -> tuple[Any, Spent]:

@@ -52,13 +52,15 @@ class Sampling(BaseModel):
     max_turn_tokens: int = Field(40, ge=1, description="sampled tokens in one turn")
     max_tokens: int = Field(192, ge=1, description="all tokens of a row, prompt and observations included")
     compress: Compress | None = Field(None, description="None: an episode is one row, and ends if that is full")
+    diversity: float = Field(0.0, ge=0, description="of the embedded engine: see agentrl.engines.diversity")
 
     @model_serializer(mode="wrap")
     def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Rows that were not compressed say nothing of it, as they did before it was possible."""
+        """Rows that were not compressed, or kept apart, say nothing of it, as they did before it was possible."""
         dumped: dict[str, Any] = dump(self)
-        if self.compress is None:
-            dumped.pop("compress", None)
+        for name in ("compress", "diversity"):
+            if not getattr(self, name):
+                dumped.pop(name, None)
         return dumped
 
 

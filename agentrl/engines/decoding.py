@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engines.base import EngineError, Sampling, Session, Turn
+from agentrl.engines.diversity import DrawnTokens, rounds
 from agentrl.schemas.trajectory import Span
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Row:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    before: int = 0
+    """Tokens that the session sampled before the turn; counted if its rows keep apart."""
 
 
 class DecodingBatch:
@@ -91,6 +94,7 @@ class DecodingBatch:
         self._ids = np.zeros((0, 0), dtype=np.int64)
         self._logprobs = np.zeros((0, 0), dtype=np.float32)
         self._stops = np.zeros(0, dtype=bool)
+        self._taken = DrawnTokens()
 
     def reserve(self, slots: int) -> None:
         """Make room for this many slots."""
@@ -103,6 +107,7 @@ class DecodingBatch:
 
     def begin(self, slot: int, row: Row, ahead: list[int]) -> None:
         """Sample a row from the next step on, which computes the tokens ``ahead`` too."""
+        row.before = sum(row.session.mask) if row.sampling.diversity else 0
         room = row.limit - len(row.ids)
         if self._ids.shape[1] < room:
             for name in ("_numbers", "_ids", "_logprobs"):
@@ -194,6 +199,27 @@ class DecodingBatch:
 
     def _draw(self, logits: torch.Tensor, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         numbers = torch.from_numpy(self._numbers[here, self._made[here]]).to(logits.device)
+        rows = [self.rows[slot] for slot in here.tolist()]
+        if not any(row.sampling.diversity for row in rows):
+            return self._drawn(logits, here, numbers)
+        tokens_of = np.zeros(len(here), dtype=np.int64)
+        logprobs_of = np.zeros(len(here), dtype=np.float32)
+        for positions in rounds(rows):
+            # what a row sampled before its turn, in the parts of the turn before this one, and in this one
+            at = {n: rows[n].before + len(rows[n].ids) + int(self._made[here[n]]) for n in positions}
+            lower = [
+                self._taken.lowered(logits[n], rows[n], at[n]) if rows[n].sampling.diversity else logits[n]
+                for n in positions
+            ]
+            parts = self._drawn(torch.stack(lower), here[positions], numbers[positions])
+            tokens_of[positions], logprobs_of[positions] = parts
+            for n in positions:
+                if rows[n].sampling.diversity:
+                    self._taken.at(rows[n], at[n])[int(tokens_of[n])] += 1
+        return tokens_of, logprobs_of
+
+    def _drawn(self, logits: torch.Tensor, here: np.ndarray, numbers: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """A token and its log-prob for each of these slots, from their logits and numbers."""
         kinds: dict[int, tuple[Sampling, list[int]]] = {}
         for index, slot in enumerate(here.tolist()):
             sampling = self.rows[slot].sampling

@@ -104,7 +104,19 @@ class Compressing(TokenLimits):
 
 
 class CompressingSampling(Compressing, SamplingConfig):
-    """How tokens of rollouts are drawn whose context may be compressed."""
+    """How tokens of rollouts are drawn whose context may be compressed, and which may keep apart."""
+
+    diversity: Annotated[float, ADDED] = Field(
+        0.0,
+        ge=0,
+        description="rollouts of a task keep apart: a token's logit is lowered by this for each rollout that took it "
+        "at the same place; with temperature 0 it is diverse beam search with one beam a group. Of the embedded engine",
+    )
+
+    def of(self, policy: "Policy | None") -> Sampling:
+        """See :meth:`TokenLimits.sampling`."""
+        plain = super().of(policy)
+        return plain.model_copy(update={"diversity": self.diversity}) if self.diversity else plain
 
 
 def context_length(policy: "Policy") -> int | None:

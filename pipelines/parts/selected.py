@@ -49,7 +49,7 @@ TEXT_ROWS = 256
 
 OtherTemperatures = Annotated[
     Literal["refuse", "leave_out", "keep"],
-    Field(description="what happens to rows sampled greedily, at another temperature than 1, or with top_p or top_k"),
+    Field(description="what happens to rows drawn at another temperature than 1, or with top_p, top_k or diversity"),
 ]
 
 
@@ -59,7 +59,8 @@ def plainly_drawn(sampling: str) -> bool:
     settings = json.loads(sampling or "{}")
     if not isinstance(settings, dict):
         return True
-    return settings.get("temperature", 1.0) == 1.0 and settings.get("top_p", 1.0) == 1.0 and not settings.get("top_k")
+    changed = settings.get("top_k") or settings.get("diversity")
+    return settings.get("temperature", 1.0) == 1.0 and settings.get("top_p", 1.0) == 1.0 and not changed
 
 
 class Tokens(NamedTuple):
@@ -143,7 +144,9 @@ class Selected:
         if not len(shifted) or others == "keep":
             return self
         names = self.scalars["trajectory_id"].take(pa.array(shifted[:3])).to_pylist()
-        problem = f"{len(shifted)} of {len(self)} rows were not sampled at temperature 1 without top_p and top_k"
+        problem = (
+            f"{len(shifted)} of {len(self)} rows were not sampled at temperature 1 without top_p, top_k and diversity"
+        )
         if others == "refuse":
             raise ValueError(
                 f"{problem}, such as {', '.join(names)}: they are no samples of the policy, and their log-probs are "

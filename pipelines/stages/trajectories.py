@@ -125,6 +125,19 @@ class SampleConfig(StageConfig):
         return self
 
     @model_validator(mode="after")
+    def _has_others_to_keep_apart_from(self) -> "SampleConfig":
+        if self.sampling.diversity and self.engine.type != "transformers":
+            raise ValueError(
+                f"sampling.diversity changes what is drawn at each token, which engine {self.engine.type} does not let "
+                "us; use the embedded engine (type: transformers), or leave it out"
+            )
+        if self.sampling.diversity and (self.retries or self.samples) == 1:
+            raise ValueError(
+                "sampling.diversity does nothing to one rollout of a task; sample several, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _counts_tokens(self) -> "SampleConfig":
         if self.sampling.compress and not self.engine.exact:
             raise ValueError(

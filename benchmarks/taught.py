@@ -39,7 +39,7 @@ from methods_signals import noted
 FEW = max(1, ITERATIONS // 3)
 LARGER = {"layers": 2, "width": 32} if SMALL else {"layers": 3, "width": 192}
 """Of the teacher in `words`; the student has 2 layers and a width of 128."""
-BATCHES = {number: {"iterations": FEW * number, "tasks": TASKS // number} for number in (1, 4, 8)}
+BATCHES = {number: {"iterations": FEW * number, "tasks": max(1, TASKS // number)} for number in (1, 4, 8)}
 """Of so many parts of the batch of GRPO, in as many times the steps."""
 TRIED = [(8, 1e-3), (8, 2e-3)]
 """Of distillation in `words`, on dev tasks, after one part at 1e-3, 2e-3 and 4e-3 was 0.289, 0.294 and 0.318 there."""
@@ -68,10 +68,12 @@ def with_teacher(seed: int, folder: Path) -> tuple[Setting, Any]:
 
 
 def distill(env: str) -> bool:
+    """With SPLIT=dev only GRPO in as many steps is beside it."""
     tried = (TRIED if SPLIT == "dev" else [CHOSEN]) if env == "words" else [(1, COURSES[env].lr)]
     ways = {f"distilled, {FEW * parts} steps, {lr:g}": (parts, lr) for parts, lr in tried}
-    plain = {f"GRPO, {FEW * parts} steps": parts for parts in dict.fromkeys([1, *(parts for parts, _ in tried)])}
-    arms = {name: Arm(name) for name in ("warm", "teacher", "rejection", "SFT on its samples", *plain, *ways)}
+    plain = {f"GRPO, {FEW * parts} steps": parts for parts in dict.fromkeys(parts for parts, _ in tried)}
+    beside = () if SPLIT == "dev" else ("teacher", "rejection", "SFT on its samples")
+    arms = {name: Arm(name) for name in ("warm", *beside, *plain, *ways)}
     for seed, folder in seeds(f"distill {env}", arms):
         if env == "words":
             setting, teacher = with_teacher(seed, folder)
@@ -79,9 +81,14 @@ def distill(env: str) -> bool:
             setting = prepared(env, seed, folder)
             teacher = online(setting)[0]
         arms["warm"].add(judged(setting, setting.warm), Spent())
-        arms["teacher"].add(judged(setting, teacher), Spent())
         for name, (parts, lr) in ways.items():
             arms[name].add(*distilled(setting, BATCHES[parts], lr, teacher=teacher))
+        for name, parts in plain.items():
+            model, spent, _ = online(setting, **BATCHES[parts])
+            arms[name].add(judged(setting, model), spent)
+        if not beside:
+            continue
+        arms["teacher"].add(judged(setting, teacher), Spent())
         tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * FEW])
         wanted = next(iter(arms[name].costs[-1].sampled for name in ways))
         model, spent, _ = rejected(setting, tasks, wanted)
@@ -89,12 +96,12 @@ def distill(env: str) -> bool:
         given, cost = rollouts(replace(setting, warm=teacher), tasks, wanted)
         model, more = curated(setting, given)
         arms["SFT on its samples"].add(judged(setting, model), Spent(foreign=cost.sampled, calls=cost.calls) + more)
-        for name, parts in plain.items():
-            model, spent, _ = online(setting, **BATCHES[parts])
-            arms[name].add(judged(setting, model), spent)
     print(f"\ndistill, {env}: {TASKS * FEW * SAMPLES:,} rollouts of the student a seed")
     table(arms)
-    met = [gain(f"{name}, {env}", arms, before, name) for name in ways for before in (*plain, "rejection")]
+    met = [gain(f"{name}, {env}", arms, before, name) for name in ways for before in plain]
+    if not beside:
+        return all(met)
+    met += [gain(f"{name}, {env}", arms, "rejection", name) for name in ways]
     met += [gain(f"{name}, {env}", arms, "SFT on its samples", name, by="foreign") for name in ways]
     return gain(f"SFT on its samples, {env}", arms, "rejection", "SFT on its samples", by="tokens") and all(met)
 

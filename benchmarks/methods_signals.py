@@ -43,7 +43,7 @@ DRAWS = {
     "levels, gate 0.5, and pass rates": {**LEVELS, "gate": 0.5, "band": [0.1, 0.9]},
 }
 """Curricula: by levels alone, by pass rates alone (levels have the shares that the tasks of `words` have), or both."""
-CHOSEN = {"rooms": "levels", "words": "levels"}
+CHOSEN = {"rooms": "levels", "words": "pass rates"}
 RESAMPLED = {"eta": 0.003, "tries": 2}
 
 

@@ -98,7 +98,9 @@ def tagged_as_not_trained(selection: Trajectories) -> int:
 def warn_of_error(error: str) -> None:
     """Show the traceback of the first environment that failed while rows were verified, if one did."""
     if error:
-        warnings.warn(f"environments failed while rows were verified; the first of them:\n{error}", stacklevel=3)
+        warnings.warn(
+            f"environments failed while rows or tasks were verified; the first of them:\n{error}", stacklevel=3
+        )
 
 
 def load_policy(model: Model, engine: EngineConfig | None = None, on_host: bool = False) -> "Policy":

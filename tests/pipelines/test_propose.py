@@ -1,6 +1,7 @@
 """New tasks that models propose: each is one, new, and not held out, or is refused and counted."""
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from judge_server import judging
 from pydantic import ValidationError
 
 from agentrl.environments import load_environment
+from agentrl.environments.rooms.environment import Rooms
 from agentrl.pipelines.handles import Tasks
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.methods.webrl.propose import propose
@@ -145,3 +147,18 @@ def test_tasks_that_are_measured_on_and_environments_without_proposals_are_refus
             harness.run(propose, config, **wired(harness, drawn("office")))
     with pytest.raises(ValidationError, match="a judge is an endpoint"):
         propose.config.model_validate({"by": {"engines": [{"type": "transformers"}]}})
+
+
+def test_a_text_at_which_an_environment_fails_is_refused_and_shown(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def proposed(self: Rooms, text: str, like: Task, random: Random) -> Task | None:
+        raise IndexError(text)
+
+    monkeypatch.setattr(Rooms, "proposed", proposed)
+    with judging(lambda asked: json.dumps({"tasks": ["attic to bath?"]})) as server:
+        config = {"by": {"engines": [server.engine]}, "requests": 1}
+        with pytest.warns(UserWarning, match="(?s)environments failed while.*IndexError: attic to bath"):
+            made = harness.run(propose, config, **wired(harness, drawn()))
+    assert made.metrics["env_error"] == 1
+    assert [row["refused"] for row in made["proposals"].table().to_pylist()] == ["env_error"]

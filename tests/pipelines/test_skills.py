@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from agentrl.engines.blocking import blocking
 from agentrl.environments import load_environment
-from agentrl.environments.base import Step
+from agentrl.environments.base import Score, Step
+from agentrl.environments.lookup import LookupEpisode
 from agentrl.environments.skilled import Skill, Skilled
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.methods.voyager.induce import induced
@@ -204,3 +205,22 @@ def test_rows_of_other_splits_are_refused_and_none_in_common_is_warned_of(tmp_pa
         ValueError, match=r"tasks of skilled are those of another environment; make them by tasks\.with"
     ):
         load_environment("skilled")
+
+
+def test_an_environment_that_fails_loses_the_row_alone_and_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(tmp_path)
+    tasks = harness.run(generate, {"env": "lookup", "train": 16, "dev": 1, "heldout": 1})
+    rows = harness.run(synthesize, tasks=tasks["train"])["trajectories"]
+    sound, broken = LookupEpisode.score, tasks["train"].read()[0].task_id
+
+    async def score(self: LookupEpisode) -> Score:
+        if self.task.task_id == broken:
+            raise RuntimeError("the disk is full")
+        return await sound(self)
+
+    monkeypatch.setattr(LookupEpisode, "score", score)
+    with pytest.warns(UserWarning, match="(?s)environments failed while rows or tasks were verified.*the disk is full"):
+        made = harness.run(skills, trajectories=[rows], tasks=[tasks["train"]])
+    assert (made.metrics["env_error"], made.metrics["not_solved_again"], made.metrics["rows"]) == (1, 1, 15)

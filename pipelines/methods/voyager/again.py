@@ -1,8 +1,9 @@
 """Rows of successes made again with skills in place of their calls: which skills solve what their calls solved."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from agentrl.engines.blocking import blocking
 from agentrl.environments.base import Score
@@ -19,12 +20,12 @@ SOURCE = "skilled"
 @dataclass(frozen=True)
 class MadeAgain:
     """Rows that are solved again with skills in place of their calls; which tasks each skill was used in that were
-    ``solved``, and ``failed`` ones, by its name; and how many rows were not solved."""
+    ``solved``, and ``failed`` ones, by its name; and the tracebacks of environments that failed."""
 
     rows: list[Trajectory]
     solved: dict[str, set[str]]
     failed: dict[str, set[str]]
-    lost: int
+    errors: list[str]
 
 
 def env_of(base: str, skills: Iterable[Skill]) -> str:
@@ -40,42 +41,58 @@ def verified(
     tried: Sequence[Induced],
     support: int,
     known: KnownTasks,
+    tell: Callable[[int, int], None],
 ) -> tuple[MadeAgain, list[Induced], MadeAgain]:
     """The rows made again with all skills that are ``tried``; the skills that ``support`` tasks are solved with, if no
     others are used; and the rows made again with these."""
-    first = again = blocking(made_again(base, rows, library, tried, known))
+    first = again = blocking(made_again(base, rows, library, tried, known, tell))
     kept = list(tried)
     while few := {skill.skill.name for skill in kept if len(again.solved[skill.skill.name]) < support}:
         kept = [skill for skill in kept if skill.skill.name not in few]
-        again = blocking(made_again(base, rows, library, kept, known))
+        again = blocking(made_again(base, rows, library, kept, known, tell))
     return first, kept, again
 
 
 async def made_again(
-    base: str, rows: Sequence[Trajectory], library: Sequence[Skill], tried: Sequence[Induced], known: KnownTasks
+    base: str,
+    rows: Sequence[Trajectory],
+    library: Sequence[Skill],
+    tried: Sequence[Induced],
+    known: KnownTasks,
+    tell: Callable[[int, int], None],
 ) -> MadeAgain:
-    """Each row in a new episode of its task, with skills in place of the calls that they do."""
+    """Each row in a new episode of its task, with skills in place of the calls that they do. ``tell`` is told how many
+    are done, of how many."""
     skills = [*library, *(skill.skill for skill in tried)]
-    skilled, env = Skilled(base, skills), env_of(base, skills)
-    again = MadeAgain([], {skill.skill.name: set() for skill in tried}, {skill.skill.name: set() for skill in tried}, 0)
+    skilled, env, names = Skilled(base, skills), env_of(base, skills), [skill.skill.name for skill in tried]
+    again = MadeAgain([], {name: set() for name in names}, {name: set() for name in names}, [])
     try:
-        for row in rows:
+        for number, row in enumerate(rows, 1):
             task = with_tools(known.of(row), skills).model_copy(update={"env": env})
             turns, used = with_skills(row, tried)
-            episode = await skilled.reset(task)
             try:
-                played = await play(episode, _say(turns), max(skilled.max_steps, len(turns)))
-                score, opening, tools = await episode.score(), list(episode.opening), episode.tools
-            finally:
-                await episode.close()
-            solves = score is not None and score.success
+                made = await _solved(skilled, row, task, turns)
+            except Exception as error:  # of the environment: it ends this episode alone
+                made = None
+                again.errors.append("".join(traceback.format_exception(error)))
             for name in used:
-                (again.solved if solves else again.failed)[name].add(row.task_id)
-            if score is not None and solves:
-                again.rows.append(_row(row, task, opening, tools, played, score))
+                (again.solved if made else again.failed)[name].add(row.task_id)
+            again.rows.extend([made] if made else [])
+            tell(number, len(rows))
     finally:
         await skilled.close()
-    return replace(again, lost=len(rows) - len(again.rows))
+    return again
+
+
+async def _solved(skilled: Skilled, row: Trajectory, task: Task, turns: Sequence[Message]) -> Trajectory | None:
+    """The row of an episode in which these turns are said; None if it is no success."""
+    episode = await skilled.reset(task)
+    try:
+        played = await play(episode, _say(turns), max(skilled.max_steps, len(turns)))
+        score, opening = await episode.score(), list(episode.opening)
+    finally:
+        await episode.close()
+    return _row(row, task, opening, episode.tools, played, score) if score and score.success else None
 
 
 def with_skills(row: Trajectory, tried: Sequence[Induced]) -> tuple[list[Message], set[str]]:

@@ -14,7 +14,7 @@ from agentrl.environments.skilled import Skill, with_tools
 from agentrl.pipelines.handles import NoteTable, Table, Tasks, Trajectories
 from agentrl.pipelines.methods.voyager.again import MadeAgain, env_of, verified
 from agentrl.pipelines.methods.voyager.induce import Induced, induced
-from agentrl.pipelines.parts.common import count, environment, refuse_measured
+from agentrl.pipelines.parts.common import count, environment, refuse_measured, warn_of_error
 from agentrl.pipelines.parts.in_context import check_training
 from agentrl.pipelines.parts.stored_tasks import KnownTasks
 from agentrl.pipelines.stage import Context, StageConfig, stage
@@ -23,6 +23,8 @@ from agentrl.schemas.note import Note, NoteScope
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 
+TRACEBACK = 2000
+"""Characters of an environment's traceback that are shown."""
 AS_IN = 3
 """Prompts of tasks that a skill's note names: it is looked up by them."""
 
@@ -73,21 +75,25 @@ def skills(
     check_training(earlier)
     rows, calls = _successes(context, trajectories)
     known = KnownTasks(trajectories, tasks)
-    library, made, table, lost = _counted(earlier, calls), list[Trajectory](), list[dict[str, object]](), 0
+    library, made, table, errors = _counted(earlier, calls), list[Trajectory](), list[dict[str, object]](), list[str]()
     for env in sorted({base_of(row.env) for row in rows}):
         environment(context, env)  # refused if no stage chose it
         own, before = [row for row in rows if base_of(row.env) == env], skills_of(library, env)
         names = [skill.name for skill in before]
         new = [skill for skill in induced(own, config.longest, config.support, names) if not _is_there(skill, before)]
-        first, kept, again = verified(env, own, before, new[: config.n], config.support, known)
-        made, lost = made + again.rows, lost + again.lost
+        first, kept, again = verified(env, own, before, new[: config.n], config.support, known, context.progress)
+        made, errors = made + again.rows, errors + again.errors
         table += [_line(env, skill, first, skill in kept) for skill in new[: config.n]]
         for skill in kept:
             library.append(_note(context.trajectory_id(len(library)), env, skill, again.solved[skill.skill.name]))
     context.append([row.model_copy(update=_named(context, number)) for number, row in enumerate(made)])
     kept_skills = sum(bool(line["kept"]) for line in table)
-    context.metrics.update(successes=len(rows), rows=len(made), not_solved_again=lost, tried=len(table))
+    context.metrics.update(
+        successes=len(rows), rows=len(made), not_solved_again=len(rows) - len(made), tried=len(table)
+    )
     context.metrics.update(kept=kept_skills, skills=len(library))
+    count(context, {"env_error": len(errors)} if errors else {})
+    warn_of_error(next(iter(errors), "")[-TRACEBACK:])
     if rows and not library:
         warnings.warn(
             f"there is no skill: {len(table)} were tried; rows of {config.support} tasks have to make the same calls, "

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from pydantic import Field
 from agentrl.engines.blocking import blocking
 from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Table, Tasks
-from agentrl.pipelines.parts.common import count, environment, secrets_of
+from agentrl.pipelines.parts.common import count, environment, secrets_of, warn_of_error
 from agentrl.pipelines.parts.measured_tasks import MeasuredTasks, check_trained_on
 from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
 from agentrl.rewards.asking import Asking
@@ -95,6 +96,7 @@ def propose(context: Context, config: ProposeConfig, tasks: list[Tasks], heldout
     gate = Gate(environments, failed, held, context.seed)
     blocking(_asked(context, config, _requests(failed, config, context.seed), gate))
     context.metrics.update(failed=len(failed), proposed=len(gate.proposals), tasks=len(gate.tasks))
+    warn_of_error(gate.error)
     if failed and not gate.tasks:
         warnings.warn("no task was proposed that is one, new, and not held out: see the output proposals", stacklevel=2)
     return Proposed(
@@ -105,13 +107,15 @@ def propose(context: Context, config: ProposeConfig, tasks: list[Tasks], heldout
 
 class Gate:
     """Decides which proposals become tasks: those of which the environment makes a task that is new and not held out.
-    ``proposals`` are all, with why each was refused."""
+    ``proposals`` are all, with why each was refused; ``error`` is the traceback of the first at which an environment
+    failed."""
 
     def __init__(
         self, environments: Mapping[str, Any], failed: Sequence[Task], held: Sequence[Task], seed: int
     ) -> None:
         self.tasks: list[Task] = []
         self.proposals: list[dict[str, Any]] = []
+        self.error = ""
         self._environments, self._seed = environments, seed
         self._held_out = MeasuredTasks(environments, held)
         self._known = {task.prompt for task in failed}
@@ -124,8 +128,13 @@ class Gate:
         """Why a text is refused that was proposed after some tasks; empty if it became a task."""
         random = Random(stream(self._seed, "proposal", len(self.proposals)))
         like = random.choice(shown)
-        made = self._environments[like.env].proposed(text, like, random)
-        task = await made if isawaitable(made) else made
+        try:
+            made = self._environments[like.env].proposed(text, like, random)
+            task = await made if isawaitable(made) else made
+        except Exception as error:  # of the environment, at a text that it did not expect
+            self.error = self.error or "".join(traceback.format_exception(error))
+            self.proposals.append({"text": text, "task_id": None, "refused": "env_error"})
+            return "env_error"
         if not isinstance(task, Task | None):
             raise TypeError(f"proposed() of env {like.env!r} returned {task!r:.80}; return a Task, or None for no task")
         task = task and task.model_copy(update={"env": like.env, "split": like.split})

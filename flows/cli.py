@@ -38,6 +38,7 @@ from agentrl.flows.own_code import say_once
 from agentrl.flows.terminal import protect, say
 from agentrl.pipelines.secrets import redacted
 from agentrl.schemas.declared import before_import
+from agentrl.schemas.installation import leave_checkout
 
 app = typer.Typer(
     name="agentrl",
@@ -164,6 +165,7 @@ def _warn(message: Any, *_: Any, **__: Any) -> None:
 
 def main() -> None:
     """Entry point of the ``agentrl`` script."""
+    leave_checkout()
     protect()
     warnings.showwarning = _warn
     sys.exit(call())

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.pipelines.run.printed import Printed
 from agentrl.pipelines.run.processes import descendants, end, split_off_guard
 from agentrl.pipelines.secrets import RedactedStream, is_reference, redacted, revealed
-from agentrl.schemas.installation import PACKAGE_ROOT
+from agentrl.schemas.installation import PACKAGE_ROOT, leave_checkout
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -227,6 +227,7 @@ def _death(code: int) -> str:
 
 
 def main() -> None:
+    leave_checkout()
     jobs, replies, alive = map(int, sys.argv[1:])
     for descriptor in (jobs, replies, alive):
         os.set_inheritable(descriptor, False)

@@ -1,6 +1,8 @@
 """An environment of one's own, beside the pipeline file, works as docs/tutorials/own-environment.md shows it."""
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,3 +151,19 @@ def test_what_the_docs_show_is_what_is_there() -> None:
     text = (ROOT / "docs/tutorials/own-environment.md").read_text()
     for file in ("my_shop/shop.py", "pipeline.yaml", "test_shop.py"):
         assert (EXAMPLE / file).read_text().strip() in text, f"docs/tutorials/own-environment.md shows another {file}"
+
+
+def test_a_folder_of_the_users_own_may_be_called_like_one_of_ours_without_an_init(tmp_path: Path) -> None:
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas" / "coins.py").write_text(
+        "from agentrl.environments.lookup import LookupEnvironment\n\n\n"
+        "class Coins(LookupEnvironment):\n    name = 'coins'\n    version = '1'\n"
+    )
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\nstages:\n"
+        "  tasks: {uses: tasks.generate, with: {env: 'schemas.coins:Coins', train: 4, dev: 1, heldout: 1}}\n"
+    )
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "mine.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 stages ran" in done.stdout + done.stderr

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from agentrl.schemas.installation import PACKAGE_ROOT
+from agentrl.schemas.installation import python_path
 
 START_TIMEOUT_S = 120.0
 
@@ -87,7 +87,7 @@ class PrefectServer:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE_ROOT), *sys.path]))},
+                env={**os.environ, "PYTHONPATH": python_path()},
             )
         os.close(alive_read)
 

@@ -3,6 +3,7 @@ both need it and import nothing else in common."""
 
 import hashlib
 import importlib.util
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -16,10 +17,15 @@ PACKAGE_ROOT = Path(agentrl.__file__).resolve().parents[1]
 """The folder that holds ``agentrl``: a checkout, or where packages are installed."""
 
 
+def python_path() -> str:
+    """``PYTHONPATH`` of a process that runs our code, and classes of the user's."""
+    return os.pathsep.join(filter(None, [str(PACKAGE_ROOT), *sys.path]))
+
+
 def leave_checkout() -> None:
     """Take a checkout off the module path, if the program does not run in it. Processes that we start have it there to
-    find ``agentrl``, which is imported by now, and Python would take its ``schemas`` for a folder of the user's of this
-    name that has no ``__init__.py``."""
+    find ``agentrl`` (:func:`python_path`), which is imported by now, and Python would take its ``schemas`` for a folder
+    of the user's of this name that has no ``__init__.py``."""
     if (PACKAGE_ROOT / "schemas").is_dir() and Path.cwd().resolve() != PACKAGE_ROOT:
         sys.path[:] = [path for path in sys.path if not path or Path(path).resolve() != PACKAGE_ROOT]
 

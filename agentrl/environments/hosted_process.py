@@ -8,6 +8,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from agentrl.schemas.installation import leave_checkout
 from agentrl.schemas.trajectory import InfrastructureError
 
 
@@ -32,5 +33,6 @@ def serve(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
+    leave_checkout()
     with contextlib.suppress(EOFError, BrokenPipeError):
         serve(Connection(int(sys.argv[1])))

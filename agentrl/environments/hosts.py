@@ -14,6 +14,7 @@ from multiprocessing.connection import Pipe
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from agentrl.schemas.installation import python_path
 from agentrl.schemas.trajectory import InfrastructureError
 
 
@@ -210,7 +211,7 @@ class _Process:
             pass_fds=[child_end.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": python_path()},
         )
         child_end.close()
 

@@ -5,12 +5,10 @@ reads.
 """
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from agentrl.schemas.installation import PACKAGE_ROOT
 from agentrl.schemas.secret_names import names_a_secret
 
 STOP_S = 10.0
@@ -86,8 +84,3 @@ def passed(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables of this process that its processes on other machines get, besides ``execution.env``: those of
     :data:`PASSED`, and those that are named like a secret."""
     return {name: value for name, value in environment.items() if name.startswith(PASSED) or names_a_secret([name])}
-
-
-def python_path() -> str:
-    """``PYTHONPATH`` of a process that runs our code, and classes of the user's."""
-    return os.pathsep.join(filter(None, [str(PACKAGE_ROOT), *sys.path]))

@@ -16,10 +16,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from agentrl.placement.base import STOP_S, LaunchError, passed, python_path
+from agentrl.placement.base import STOP_S, LaunchError, passed
 from agentrl.placement.devices import Devices, shown
 from agentrl.placement.remote import AT, LOST
 from agentrl.placement.shared import pause_s
+from agentrl.schemas.installation import python_path
 
 FOUND = ("LD_LIBRARY_PATH", "CUDA_HOME", "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE")
 """Variables by which programs find their libraries, which a `module load` or an activated environment sets."""

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agentrl.placement.base import LaunchError, passed, python_path
+from agentrl.placement.base import LaunchError, passed
 from agentrl.placement.devices import Devices
-from agentrl.schemas.installation import install_hint
+from agentrl.schemas.installation import install_hint, python_path
 
 ANSWER_S = 60.0
 """Seconds for the answer to a start or a stop, and of silence until a warning."""

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from agentrl.rewards.answers import final_answer, truths
 from agentrl.rewards.component import Grade, Verifier
-from agentrl.schemas.installation import install_hint, is_installed
+from agentrl.schemas.installation import install_hint, is_installed, python_path
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Trajectory
 
@@ -86,7 +86,7 @@ class _Checker:
                 [sys.executable, "-P", "-m", "agentrl.rewards.mathematics_process", str(child_end.fileno())],
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**os.environ, "PYTHONPATH": python_path()},
             )
             self._owner = os.getpid()
             child_end.close()

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl.placement.base import Launcher, LaunchError, Process, python_path
+from agentrl.placement.base import Launcher, LaunchError, Process
 from agentrl.placement.launcher import launcher_of
 from agentrl.placement.shared import is_listed, pause_s
+from agentrl.schemas.installation import python_path
 from agentrl.schemas.pipeline import Execution
 from agentrl.training.cluster_probe import GO, LOCK, SAYS, locks, versions
 from agentrl.training.rendezvous import MEET, RENDEZVOUS_S

@@ -23,10 +23,11 @@ import pyarrow.parquet as pq
 
 from agentrl.models.hub import on_hub, on_machine
 from agentrl.placement.addresses import ADDRESS
-from agentrl.placement.base import LaunchError, Process, python_path
+from agentrl.placement.base import LaunchError, Process
 from agentrl.placement.launcher import here, limits, temporary
 from agentrl.placement.shared import UnseenError, is_listed, pause_s, sizes_of, wait_until_seen
 from agentrl.placement.signs import SIGNS, Signs, Silence
+from agentrl.schemas.installation import python_path
 from agentrl.training.job import DeepSpeed, TrainingJob
 from agentrl.training.lines import DIALECT, DONE, FAILED, NO_MEMORY, NOTE, WROTE, tell
 from agentrl.training.rank import READ, run, run_or_say

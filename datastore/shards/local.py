@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 
 from agentrl.datastore.shards.shard import Ending, Shard, packed
 from agentrl.datastore.shards.worker import installed
-from agentrl.schemas.installation import PACKAGE_ROOT
+from agentrl.schemas.installation import python_path
 
 
 @dataclass
@@ -27,12 +27,11 @@ class _Worker:
     @classmethod
     def start(cls) -> "_Worker":
         (theirs, to), (back, answers) = os.pipe(), os.pipe()
-        paths = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), *sys.path]))
         popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "agentrl.datastore.shards.worker", str(theirs), str(answers)],
             pass_fds=(theirs, answers),
             stdin=subprocess.DEVNULL,
-            env={"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", **os.environ, "PYTHONPATH": paths},
+            env={"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", **os.environ, "PYTHONPATH": python_path()},
         )
         os.close(theirs)
         os.close(answers)

@@ -16,7 +16,7 @@ from typing import Any
 import agentrl
 from agentrl.datastore.shards.shard import Ending, finished
 from agentrl.datastore.spared import spare_pandas
-from agentrl.schemas.installation import code_digest
+from agentrl.schemas.installation import code_digest, leave_checkout
 
 CODE = ("datastore", "schemas", "rewards", "engines")
 """Packages whose code shards run."""
@@ -87,6 +87,7 @@ def from_folder(folder: Path, number: int) -> None:
 
 
 if __name__ == "__main__":
+    leave_checkout()
     if sys.argv[1] == "folder":
         from_folder(Path(sys.argv[2]), int(sys.argv[3]))
     else:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.pipelines.run.printed import Printed
 from agentrl.pipelines.run.processes import descendants, end, split_off_guard
 from agentrl.pipelines.secrets import RedactedStream, is_reference, redacted, revealed
-from agentrl.schemas.installation import PACKAGE_ROOT, leave_checkout
+from agentrl.schemas.installation import leave_checkout, python_path
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -88,7 +88,7 @@ def _start(env: Mapping[str, str], log: Path) -> _Process:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE_ROOT), *sys.path])), **env},
+            env={**os.environ, "PYTHONPATH": python_path(), **env},
         )
     for descriptor in inherited:
         os.close(descriptor)

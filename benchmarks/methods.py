@@ -232,11 +232,11 @@ def rejected(setting: Setting, tasks: Any, wanted: int) -> tuple[Any, Spent, flo
     return model, spent + more, spent.sampled / max(1, sum(len(row.ids()) for row in made))
 
 
-def successes(setting: Setting, selections: list[Any]) -> Any:
-    """What the best rejection sampling keeps of rollouts."""
+def successes(setting: Setting, selections: list[Any], **keeps: int) -> Any:
+    """What the best rejection sampling keeps of rollouts, or one that ``keeps`` otherwise."""
     from agentrl.pipelines.stages.trajectories import reject
 
-    return setting.harness.run(reject, setting.course.keeps, trajectories=selections)["trajectories"]
+    return setting.harness.run(reject, keeps or setting.course.keeps, trajectories=selections)["trajectories"]
 
 
 def curated(

@@ -2,8 +2,7 @@
 
 Both halves of the budget are rollouts of the given tasks, the second by the policy that learned from the first; or the
 second half is of variants of the tasks of which fewer than half of the first rollouts succeeded: all variants, or those
-in WebRL's band of pass rates. As many rollouts of
-tasks that were really drawn are what variants could reach at best.
+in WebRL's band of pass rates. As many rollouts of tasks that were really drawn are what variants could reach at best.
 """
 
 from dataclasses import replace
@@ -22,6 +21,7 @@ from methods import (
     prepared,
     rollouts,
     seeds,
+    successes,
 )
 
 GIVEN, EACH = (4, 2) if SMALL else (64, 32)
@@ -43,7 +43,7 @@ def propose(env: str) -> bool:
         given, others = setting.harness.tasks(every[:GIVEN]), setting.harness.tasks(every[GIVEN:])
         first = setting.harness.run(sample, {"samples": EACH}, model=setting.warm, tasks=given)["trajectories"]
         begun = of_rollouts(first)
-        model, more = curated(setting, [kept(setting, [first])])
+        model, more = curated(setting, [successes(setting, [first], keep=1)])
         begun, after = begun + more, replace(setting, warm=model)
 
         hard = selected(setting, [first], "pass_rate < 0.5")
@@ -57,7 +57,7 @@ def propose(env: str) -> bool:
             **{name: (same, keep, spent) for name, keep in SAME.items()},
         }
         for name, (rows, keep, paid) in second.items():
-            model, more = curated(setting, [kept(setting, [first, *rows], keep)])
+            model, more = curated(setting, [successes(setting, [first, *rows], keep=keep)])
             arms[name].add(judged(setting, model), begun + paid + more)
         iterations = max(1, 2 * GIVEN * EACH // (TASKS * SAMPLES))
         model, more, _ = online(replace(setting, tasks=given), iterations=iterations)
@@ -88,12 +88,6 @@ def of_variants(setting: Setting, given: Any, hard: Any, wanted: int) -> tuple[l
         matches.append(rows["trajectories"])
         spent += of_rollouts(matches[-1])
     return matches, spent
-
-
-def kept(setting: Setting, selections: list[Any], keep: int = 1) -> Any:
-    from agentrl.pipelines.stages.trajectories import reject
-
-    return setting.harness.run(reject, {"keep": keep}, trajectories=selections)["trajectories"]
 
 
 def selected(setting: Setting, selections: list[Any], where: str) -> Any:

@@ -95,6 +95,7 @@ class DecodingBatch:
         self._logprobs = np.zeros((0, 0), dtype=np.float32)
         self._stops = np.zeros(0, dtype=bool)
         self._taken = DrawnTokens()
+        self._keeps_apart = False
 
     def reserve(self, slots: int) -> None:
         """Make room for this many slots."""
@@ -107,7 +108,8 @@ class DecodingBatch:
 
     def begin(self, slot: int, row: Row, ahead: list[int]) -> None:
         """Sample a row from the next step on, which computes the tokens ``ahead`` too."""
-        row.before = sum(row.session.mask) if row.sampling.diversity else 0
+        if row.sampling.diversity:
+            self._keeps_apart, row.before = True, sum(row.session.mask)
         room = row.limit - len(row.ids)
         if self._ids.shape[1] < room:
             for name in ("_numbers", "_ids", "_logprobs"):
@@ -199,9 +201,9 @@ class DecodingBatch:
 
     def _draw(self, logits: torch.Tensor, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         numbers = torch.from_numpy(self._numbers[here, self._made[here]]).to(logits.device)
-        rows = [self.rows[slot] for slot in here.tolist()]
-        if not any(row.sampling.diversity for row in rows):
+        if not self._keeps_apart:
             return self._drawn(logits, here, numbers)
+        rows = [self.rows[slot] for slot in here.tolist()]
         tokens_of = np.zeros(len(here), dtype=np.int64)
         logprobs_of = np.zeros(len(here), dtype=np.float32)
         for positions in rounds(rows):

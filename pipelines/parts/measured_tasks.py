@@ -39,7 +39,7 @@ class MeasuredTasks:
         return str(environment.name), str(getattr(environment, method)(task))
 
 
-def check_trained_on(tasks: Iterable[Task]) -> None:
+def refuse_measured_tasks(tasks: Iterable[Task]) -> None:
     """Raise ValueError that names a task that is not of the train split."""
     for task in tasks:
         if task.split != "train":

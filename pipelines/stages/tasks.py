@@ -14,7 +14,7 @@ from agentrl.engines.seeds import stream
 from agentrl.environments import EnvironmentChoice, load_environment
 from agentrl.pipelines.handles import Tasks, Trajectories
 from agentrl.pipelines.parts.common import environment
-from agentrl.pipelines.parts.measured_tasks import MeasuredTasks, check_trained_on
+from agentrl.pipelines.parts.measured_tasks import MeasuredTasks, refuse_measured_tasks
 from agentrl.pipelines.stage import Context, External, StageConfig, stage
 from agentrl.pipelines.stages.imports import FormatChoice
 from agentrl.schemas.annotations import ADDED
@@ -297,7 +297,7 @@ def vary(context: Context, config: VaryConfig, tasks: list[Tasks], heldout: list
     given = [task for handle in tasks for task in handle.read()]
     held = [task for handle in heldout for task in handle.read()]
     environments = {task.env: environment(context, task.env) for task in (*given, *held)}
-    check_trained_on(given)
+    refuse_measured_tasks(given)
     for task in given:
         if not hasattr(environments[task.env], "vary"):
             raise ValueError(

@@ -17,7 +17,7 @@ from agentrl.engines.blocking import blocking
 from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Table, Tasks
 from agentrl.pipelines.parts.common import count, environment, secrets_of, warn_of_error
-from agentrl.pipelines.parts.measured_tasks import MeasuredTasks, check_trained_on
+from agentrl.pipelines.parts.measured_tasks import MeasuredTasks, refuse_measured_tasks
 from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
 from agentrl.rewards.asking import Asking
 from agentrl.schemas.task import Task
@@ -84,7 +84,7 @@ def propose(context: Context, config: ProposeConfig, tasks: list[Tasks], heldout
     for secret in secrets_of([config.by]):
         reveal(secret)
     failed = [task for handle in tasks for task in handle.read()]
-    check_trained_on(failed)
+    refuse_measured_tasks(failed)
     held = [task for handle in heldout for task in handle.read()]
     environments: dict[str, Any] = {task.env: environment(context, task.env) for task in (*failed, *held)}
     for name in sorted({task.env for task in failed}):

@@ -70,6 +70,10 @@ class Ingredients(BaseModel):
     packages: dict[str, str] = {}
 
 
+THREADS = "threads"
+"""Of ``environment``: how many threads torch had, on which the last bits of a number depend."""
+
+
 class Manifest(BaseModel):
     """One artifact. ``buffer_version`` is the Delta version up to which its buffer rows are visible.
 
@@ -94,6 +98,7 @@ class Manifest(BaseModel):
     buffer_version: int | None = None
     metrics: dict[str, float | int | str | None] = {}
     environment: dict[str, str] = {}
+    """Where it ran: versions, paths outside of the store, and the :data:`THREADS` of torch."""
 
     @property
     def row_fingerprint(self) -> str:

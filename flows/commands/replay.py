@@ -28,8 +28,8 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Compute one training step again from Parquet, and compare it with what was recorded. --set changes a
-    setting of that step only: of the loss, or of an online stage also the algorithm, its advantages, filters and
-    rewards, for which its rows are made from the stored rollouts again."""
+    setting of that step only: of the loss, or of a stage that learns from rollouts also the algorithm, its advantages,
+    filters and rewards, for which its rows are made from the stored rollouts again."""
     from agentrl.pipelines.file.library import search_in
     from agentrl.pipelines.replay.settings import ReplayError
     from agentrl.pipelines.replay.step import replay as compute

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from agentrl.pipelines.replay.recorded import StepRows
 from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from agentrl.training.rows import TrainingRows
     from agentrl.training.step import Trainer
 
 NOTHING = 1e-9
@@ -63,7 +63,7 @@ def trained_on(
     }
 
 
-def gradient(trainer: "Trainer", batches: StepRows) -> "list[Tensor]":
+def gradient(trainer: "Trainer", batches: "Sequence[TrainingRows]") -> "list[Tensor]":
     """The gradient over all rows of a step at the policy as it is, whatever optimiser steps they are divided into, of
     each parameter that has one. Nothing is changed."""
     from agentrl.training.rows import TrainingRows

@@ -1,10 +1,12 @@
 """What a training stage recorded of its steps, and the model that it started from."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import pyarrow.compute as pc
 from pydantic import ValidationError
 
@@ -12,6 +14,7 @@ from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.pipelines.file.external import pinned, with_paths
 from agentrl.pipelines.file.library import resolve
 from agentrl.pipelines.parts.common import ModelConfig, outside_policy
+from agentrl.pipelines.replay.compared import Turned
 from agentrl.pipelines.replay.settings import ReplayError, first_problem
 from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.pipelines.stages.train import TrainConfig
@@ -23,6 +26,21 @@ if TYPE_CHECKING:
 
 
 StepRows: TypeAlias = "list[TrainingRows]"
+
+AGREE = 1e-3
+"""How far rows that are made again may be off the recorded ones, relative to them: log-probs of other hardware."""
+
+
+@dataclass(frozen=True)
+class RowsOfStep:
+    """What a step trains on: the rows of its optimiser steps, the factor on the learning rate, and if they were made
+    again from rollouts, metrics of these."""
+
+    batches: StepRows
+    lr_scale: float
+    recorded: dict[str, float] = field(default_factory=dict)
+    replayed: dict[str, float] = field(default_factory=dict)
+    turned: tuple[Turned, ...] = ()
 
 
 def config_of(manifest: Manifest) -> Any:
@@ -103,3 +121,16 @@ def steps_of(catalog: Catalog, manifest: Manifest, config: Any) -> Iterator[tupl
         made = batches.filter(pc.equal(batches["iteration"], int(iteration)))
         steps = [made.filter(pc.equal(made["step"], step)) for step in pc.unique(made["step"]).sort().to_pylist()]
         yield int(iteration), [TrainingRows.of_table(step) for step in steps], scale
+
+
+def check_equal(recorded: StepRows, made: StepRows, number: int) -> None:
+    """Raise ReplayError unless the rows that a stage's own settings make of its rollouts again are the recorded
+    ones."""
+    if [rows.ids() for rows in made] == [rows.ids() for rows in recorded]:
+        pairs = [(old.lists("weights")[1], new.lists("weights")[1]) for old, new in zip(recorded, made, strict=True)]
+        if all(np.allclose(old, new, rtol=AGREE, atol=1e-6) for old, new in pairs):
+            return
+    raise ReplayError(
+        f"step {number}: its rollouts no longer give the rows that it trained on, by its own settings: the code of the "
+        "algorithm, or the rollouts, changed since; run the stage again to compare advantages, rewards and filters"
+    )

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,7 +13,7 @@ from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import StoreError
 from agentrl.pipelines.methods.echo.observed import weighing
-from agentrl.pipelines.replay.recorded import StepRows, table_of
+from agentrl.pipelines.replay.recorded import StepRows, check_equal, table_of
 from agentrl.pipelines.replay.rewards import OtherRewards
 from agentrl.pipelines.replay.settings import ReplayError, StepChange
 from agentrl.pipelines.stages.checkpoints import number_of
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from agentrl.models.policy import Policy
     from agentrl.online.recorded import Recorded
     from agentrl.online.replay import ReplayDraw
-
-AGREE = 1e-3
-"""How far rows that are made again may be off the recorded ones, relative to them: log-probs of other hardware."""
 
 
 class Rollouts:
@@ -127,7 +123,8 @@ class Again:
         """
         rows, drawn = self.rollouts.of(number), self.rollouts.drawn(number, self.learner.policy)
         if not self.config.algorithm.needs_teacher and self._has_values(self.config):
-            _check_equal(recorded, self._batch(number, rows, drawn), number)
+            made = self._batch(number, rows, drawn)
+            check_equal(recorded, [rows_of_step for _, rows_of_step in made.parts], number)
         rewarded = self.rewards.of(rows)
         if drawn:
             drawn = replace(drawn, rows=self.rewards.of(drawn.rows))
@@ -174,16 +171,3 @@ def _check_needs(config: OnlineConfig, changed: OnlineConfig) -> None:
     for what, lacking in lacks.items():
         if lacking:
             raise ReplayError(f"algorithm.type: {kind} needs {what}; run the stage again with it")
-
-
-def _check_equal(recorded: StepRows, made: "Recorded", number: int) -> None:
-    """Raise ReplayError unless what was made again by the recorded settings is what was recorded."""
-    parts = [rows for _, rows in made.parts]
-    if [rows.ids() for rows in parts] == [rows.ids() for rows in recorded]:
-        pairs = [(old.lists("weights")[1], new.lists("weights")[1]) for old, new in zip(recorded, parts, strict=True)]
-        if all(np.allclose(old, new, rtol=AGREE, atol=1e-6) for old, new in pairs):
-            return
-    raise ReplayError(
-        f"step {number}: its rollouts no longer give the rows that it trained on, by its own settings: the code of the "
-        "algorithm, or the rollouts, changed since; run the stage again to compare advantages, rewards and filters"
-    )

@@ -19,17 +19,11 @@ if TYPE_CHECKING:
 KNOBS = ("algorithm", "objective", "optimizer", "beta", "nll", "length_normalized")
 """What ``--set`` may change of a step."""
 
-OF_ROLLOUTS = ("rewards", "observe")
-"""What it may change beside them if the step is of an online stage, whose rollouts are stored."""
+OF_ROLLOUTS = {OnlineConfig: ("rewards", "observe"), OfflineConfig: ("scorer", "observe")}
+"""What it may change beside them if the step is of a stage that learns from rollouts, which are stored."""
 
 ON_ROWS_ALONE = ("clip_low", "clip_high")
 """Settings of an algorithm that leave rows and their advantages as they were recorded."""
-
-IN_ADVANTAGES = (
-    *("advantage", "degenerate", "keep_uncertain", "resample", "overlong", "credit", "per_level", "off_policy"),
-    *("level", "gamma", "lam", "critic_lam", "adaptive_alpha", "whiten", "critic", "coef", "outcome"),
-)
-"""Settings of an algorithm that act before the step: they decide which rows there are, and their advantages."""
 
 BEFORE = {
     "algorithm.resample": "it decided which tasks were sampled",
@@ -93,7 +87,8 @@ def changed_by(config: Any, settings: Sequence[str]) -> StepChange:
     for setting in sorted(settings, key=_rank):
         path, keys = _checked(setting, config, document)
         value = _value(setting)
-        of_rows |= online and keys[0] != "optimizer" and not (keys[0] == "algorithm" and keys[1:] in _ON_ROWS_ALONE)
+        on_rows_alone = keys[0] == "optimizer" or (keys[0] == "algorithm" and keys[1:] in _ON_ROWS_ALONE)
+        of_rows |= _of_rollouts(config) is not None and not on_rows_alone
         if keys[0] == "rewards" and keys[1:]:
             _weigh(setting, document["rewards"], weights, value)
         else:
@@ -111,6 +106,11 @@ def changed_by(config: Any, settings: Sequence[str]) -> StepChange:
 _ON_ROWS_ALONE = [[name] for name in ON_ROWS_ALONE]
 
 
+def _of_rollouts(config: BaseModel) -> tuple[str, ...] | None:
+    """What :data:`OF_ROLLOUTS` are for a stage with this config; None if it learns from no rollouts."""
+    return next((names for kind, names in OF_ROLLOUTS.items() if isinstance(config, kind)), None)
+
+
 def _rank(setting: str) -> tuple[bool, bool]:
     """Types come before the settings that they have, and lists of components before a weight of one."""
     path = setting.partition("=")[0]
@@ -121,16 +121,13 @@ def _checked(setting: str, config: Any, document: dict[str, Any]) -> tuple[str, 
     """The path of a setting, and its keys, if it can be changed."""
     path, equals, _ = setting.partition("=")
     keys = path.split(".")
-    online = isinstance(config, OnlineConfig)
-    allowed = [knob for knob in (*KNOBS, *(OF_ROLLOUTS if online else ())) if knob in document]
+    allowed = [knob for knob in (*KNOBS, *(_of_rollouts(config) or ())) if knob in document]
     if not equals or keys[0] not in allowed:
         inside = keys[0] in type(getattr(config, "algorithm", config)).model_fields and "algorithm" in allowed
         hint = f"; did you mean 'algorithm.{path}'?" if inside else did_you_mean(keys[0], allowed)
         raise ReplayError(f"--set {setting}: allowed are NAME=VALUE of {', '.join(allowed)}{hint}")
     if why := BEFORE.get(".".join(keys[:2])):
         raise ReplayError(f"--set {setting}: {why}; run the stage again with it")
-    if not online and keys[0] == "algorithm" and keys[1:] and keys[1] in IN_ADVANTAGES:
-        raise ReplayError(f"--set {setting}: {keys[1]} acted on the recorded advantages; run the stage again with it")
     return path, keys
 
 

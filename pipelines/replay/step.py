@@ -4,7 +4,7 @@ sampling anything, and the step's loss and gradient norm stand beside the record
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +12,21 @@ import pyarrow.compute as pc
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.pipelines.replay.compared import Turned, cosine, gradient, trained_on, turned
-from agentrl.pipelines.replay.recorded import StepRows, config_of, metrics_of, start_of, steps_of, table_of
+from agentrl.pipelines.replay.recorded import (
+    RowsOfStep,
+    StepRows,
+    config_of,
+    metrics_of,
+    start_of,
+    steps_of,
+    table_of,
+)
 from agentrl.pipelines.replay.rollouts import Again
 from agentrl.pipelines.replay.settings import ReplayError, StepChange, changed_by, objective_of
+from agentrl.pipelines.replay.stored import StoredRows
 from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.pipelines.stages.train import OfflineConfig, TrainConfig
-from agentrl.schemas.manifest import Manifest
+from agentrl.schemas.manifest import THREADS, Manifest
 
 if TYPE_CHECKING:
     from agentrl.algorithms.base import Objective
@@ -57,27 +66,20 @@ class Replayed:
         return {**vars(self), "turned": [vars(row) for row in self.turned], "equal": self.equal}
 
 
-@dataclass(frozen=True)
-class RowsOfStep:
-    """What a step trains on: the rows of its optimiser steps, the factor on the learning rate, and if they were made
-    again from rollouts, metrics of these."""
-
-    batches: StepRows
-    lr_scale: float
-    recorded: dict[str, float] = field(default_factory=dict)
-    replayed: dict[str, float] = field(default_factory=dict)
-    turned: tuple[Turned, ...] = ()
-
-
 def replay(catalog: Catalog, manifest: Manifest, step: int, settings: Sequence[str] = ()) -> Replayed:
     """Compute optimiser step ``step`` (of an online stage: iteration) of a training artifact again. ``settings``, such
     as ``beta=0.3`` or ``algorithm.clip_high=0.3``, apply to that step only. Those that act on the advantages, rewards
-    or filters of an online stage take its rows from the stored rollouts again.
+    or filters of ``train.online``, or the advantages and scores of ``train.offline``, take its rows from the stored
+    rollouts again. It is computed with as many threads as it was, so that its last bits are the same.
 
     Raises ReplayError if the artifact is of no training stage, the step was never taken, a setting is unknown or cannot
     be computed from what is stored, or the model that it started from is not there as it was.
     """
+    import torch
+
     config = config_of(manifest)
+    if threads := manifest.environment.get(THREADS):
+        torch.set_num_threads(int(threads))
     if getattr(config, "routes", None):
         warnings.warn(
             "the stage replayed routes of experts, which were removed at its end: here routers choose anew, so numbers "
@@ -129,7 +131,11 @@ class Retraining:
         self.catalog, self.manifest, self.config, self.change = catalog, manifest, config, change
         self.updates = config.updates if isinstance(config, OnlineConfig) else 1
         self.policy = start_of(catalog, manifest, config)
-        self.again = Again(catalog, manifest, config, change, self.policy) if change.of_rows else None
+        online = isinstance(config, OnlineConfig)
+        self.again = Again(catalog, manifest, config, change, self.policy) if change.of_rows and online else None
+        self.stored = (
+            StoredRows(catalog, manifest, config, change, self.policy) if change.of_rows and not online else None
+        )
         self.scale = float(manifest.metrics.get("lr_scale") or 1.0) if isinstance(config, OfflineConfig) else 1.0
         total = config.steps if isinstance(config, TrainConfig) else config.iterations * config.updates
         optimizer = config.optimizer.model_copy(update={"lr": config.optimizer.lr * self.scale})
@@ -155,6 +161,8 @@ class Retraining:
 
     def made(self, number: int, batches: StepRows, lr_scale: float) -> RowsOfStep:
         """What the step trains on with the changed settings, given what it was recorded to train on."""
+        if self.stored:
+            return self.stored.made(number, batches)
         if self.again is None:
             return RowsOfStep(batches, lr_scale)
         made, rows = self.again.made(number, batches)
@@ -180,6 +188,8 @@ class Retraining:
         optimizer = change.config.optimizer
         self.trainer.objective = objective_of(change.config)
         self.policy.prepare(optimizer.precision)
+        if self.stored:
+            self.scale = self.stored.lr_scale
         self.trainer.config = optimizer.model_copy(update={"lr": optimizer.lr * self.scale})
 
     def check_reference(self, batches: StepRows) -> None:

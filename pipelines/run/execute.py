@@ -39,7 +39,7 @@ from agentrl.pipelines.secrets import redacted
 from agentrl.pipelines.stage import Context, Earlier, Progress, Stage, no_earlier, no_progress
 from agentrl.placement.launcher import placed
 from agentrl.schemas.installation import DISTRIBUTION
-from agentrl.schemas.manifest import Ingredients, InputRecord, Kind, Manifest, OutputRecord
+from agentrl.schemas.manifest import THREADS, Ingredients, InputRecord, Kind, Manifest, OutputRecord
 from agentrl.schemas.pipeline import Execution
 
 QUIET_S, LOOK_AGAIN_S = 1.0, 10.0
@@ -342,4 +342,6 @@ def _environment(config: BaseModel) -> dict[str, str]:
     except PackageNotFoundError:
         ours = "source"
     described = {"agentrl": ours, "python": platform.python_version(), "machine": platform.machine()}
+    if "torch" in sys.modules:
+        described[THREADS] = str(sys.modules["torch"].get_num_threads())
     return described | {f"{PATH_OF}{field}": path for field, path in outside_fields(config).items()}

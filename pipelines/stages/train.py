@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -20,14 +21,14 @@ from agentrl.algorithms.sft import SFT
 from agentrl.pipelines.handles import Model, NoteTable, Pairs, Scores, Steps, Trajectories
 from agentrl.pipelines.methods.distill.teaching import TeacherConfig, Teaching, teaching
 from agentrl.pipelines.methods.echo.observed import Observe, observing, weighing
-from agentrl.pipelines.parts.common import ModelConfig, outside, policy_to_train, start_policy
+from agentrl.pipelines.parts.common import ModelConfig, count, outside, policy_to_train, start_policy
 from agentrl.pipelines.parts.scores import ByScorer, under
 from agentrl.pipelines.parts.selected import OtherTemperatures, Selected, check_tokenizer
 from agentrl.pipelines.parts.stored_tasks import KnownTasks
 from agentrl.pipelines.parts.training_rows import OUTCOME, acting, as_batch, credited, decode, reweighted, trained_on
 from agentrl.pipelines.parts.values import check_wired, values_by_row
 from agentrl.pipelines.stage import Context, stage
-from agentrl.pipelines.stages.token_credit import credited_by_token
+from agentrl.pipelines.stages.token_credit import TokenCredit, credited_by_token
 from agentrl.pipelines.stages.training import NO_ROWS, TrainConfig, Trained, Training, meanwhile
 from agentrl.rollouts.negatives import SOURCE as NEGATIVE
 from agentrl.schemas.annotations import ADDED
@@ -36,6 +37,7 @@ from agentrl.training.weights import row_weights, template_weights, without_loss
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy, Speaker
+    from agentrl.online.teacher import Teacher
 
 
 OTHER_PROVER = "for credit: values: the values may be those of another policy than the one that sampled the rows"
@@ -274,32 +276,49 @@ def offline(
     ``algorithm.off_policy`` corrects for rollouts of other policies. ``steps`` are for ``credit: values``.
     """
     check_wired(config.algorithm.credit, steps)
-    algorithm, micro_tokens = config.algorithm, config.optimizer.micro_tokens
+    algorithm = config.algorithm
     with Training(context, config) as training:
         policy = policy_to_train(model, config.optimizer)
         given = under(trajectories, scores, config.scorer)
-        chosen = Selected(given, OUTCOME).merged().at_temperature_1(config.other_temperatures)
-        chosen.check_tokenizers(policy, np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy()))
-        if not algorithm.off_policy:
-            chosen.check_drawn()
-        lr_scale = 1.0
-        task_of = KnownTasks(given).of
-        with teaching(config, algorithm, model, Teaching(teacher, notes), policy, task_of, micro_tokens) as taught:
-            if algorithm.credits_whole_rows:
-                metrics, batches = credited(chosen, algorithm, policy, micro_tokens)
-            else:
-                values = values_by_row(steps, chosen.scalars, config.other_prover) if steps else {}
-                metrics, lr_scale, batches = credited_by_token(
-                    chosen, algorithm, policy, micro_tokens, context.scratch, values, taught
-                )
+        chosen = stored_rollouts(config, given, policy)
+        models, tokens = Teaching(teacher, notes), config.optimizer.micro_tokens
+        with teaching(config, algorithm, model, models, policy, KnownTasks(given).of, tokens) as taught:
+            metrics, lr_scale, batches = stored_credit(config, chosen, policy, steps, context.scratch, taught)
         context.metrics.update(metrics)
         if lr_scale == 0:
             raise ValueError(f"effective sample size {metrics['ess']:.3f} is below min_ess; use fresher rollouts")
         if observe := weighing(config.observe):
-            batches = observing(context, chosen, policy, observe, batches, algorithm)
+            batches = observing(partial(count, context), chosen, policy, observe, batches, algorithm)
         equal = (
             f"{metrics['degenerate_rows']:.0f} of {len(chosen)} rows are in groups whose rewards are all equal, and no "
             "other has an advantage; sample more of each task, or take tasks that are solved sometimes"
         )
         empty = equal if len(chosen) else NO_ROWS
         return training.fit(lambda: policy, algorithm, batches, lr_scale=lr_scale, empty=empty)
+
+
+def stored_rollouts(config: OfflineConfig, given: list[Trajectories], policy: "Policy") -> Selected:
+    """The rollouts that :func:`offline` learns from. Raises ValueError if they are of another tokenizer, or lack what
+    the algorithm needs of them."""
+    chosen = Selected(given, OUTCOME).merged().at_temperature_1(config.other_temperatures)
+    chosen.check_tokenizers(policy, np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy()))
+    if not config.algorithm.off_policy:
+        chosen.check_drawn()
+    return chosen
+
+
+def stored_credit(
+    config: OfflineConfig,
+    chosen: Selected,
+    policy: "Policy",
+    steps: Sequence[Steps],
+    folder: Path,
+    teacher: "Teacher | None",
+) -> TokenCredit:
+    """The training rows of :func:`offline`, with their advantages as weights. Files of theirs lie in ``folder``."""
+    algorithm, micro_tokens = config.algorithm, config.optimizer.micro_tokens
+    if algorithm.credits_whole_rows:
+        metrics, batches = credited(chosen, algorithm, policy, micro_tokens)
+        return TokenCredit(metrics, 1.0, batches)
+    values = values_by_row(steps, chosen.scalars, config.other_prover) if steps else {}
+    return credited_by_token(chosen, algorithm, policy, micro_tokens, folder, values, teacher)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from replayed_stages import ONLINE, SPEC, store_of
 from typer.testing import CliRunner
 
@@ -23,7 +24,6 @@ from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.doctor import examine
 from agentrl.flows.commands.artifacts import app as artifacts
 from agentrl.flows.commands.replay import app
-from agentrl.online.coverage import SCHEMA, by_age
 from agentrl.pipelines.diagnose import _case
 from agentrl.pipelines.file.library import resolve
 from agentrl.pipelines.file.load import load
@@ -123,19 +123,6 @@ def test_the_coverage_of_an_online_stage_is_shown_and_reported(catalog: Catalog)
     for line in table:
         assert f"| {' | '.join(line)} |" in pages[0]
     assert "".join(f"<td>{cell}</td>" for cell in table[1]) in pages[1]
-
-
-def test_tickets_of_several_ages_are_counted_apart() -> None:
-    rows = [
-        {"ticket": number, "task_id": "t", "batch": 0, "fills": True, "rows": 4, "unscored": number % 2, "turns": 8,
-         "version": 0, "staleness": number % 3 // 2}
-        for number in range(6)
-    ]  # fmt: skip
-    result = by_age(pa.Table.from_pylist(rows, SCHEMA))
-    assert result == [
-        {"staleness": 0, "tickets": 4, "rows": 16, "unscored": 2, "turns": 32},
-        {"staleness": 1, "tickets": 2, "rows": 8, "unscored": 1, "turns": 16},
-    ]
 
 
 @pytest.fixture
@@ -340,8 +327,10 @@ def test_the_value_head_is_fitted_alone_first(catalog: Catalog) -> None:
         ("ppo", 0, ["algorithn.entropy=1"], "did you mean 'algorithm'"),
         ("ppo", 0, ["iterations=1"], "allowed are NAME=VALUE of algorithm, optimizer"),
         ("ppo", 0, ["algorithm.clip_low=7"], "less than 1"),
-        ("offline", 0, ["algorithm.degenerate=drop"], "degenerate acted on the recorded advantages; run the stage"),
-        ("offline", 0, ["algorithm.kl.coef=0.1"], "rloo compares with a reference policy"),
+        ("offline", 0, ["algorithm.type=distill"], "distill needs a teacher, whose log-probs are not recorded"),
+        ("offline", 0, ["algorithm.type=ppo"], "needs new rollouts"),
+        ("offline", 0, ["rewards.exact_match=1"], "allowed are NAME=VALUE of algorithm, optimizer, scorer, observe"),
+        ("offline", 0, ["scorer=judge"], "rows cannot be made from the stored rollouts: .*judge"),
         ("plain", 0, ["degenerate=drop"], "rewards, observe; did you mean 'algorithm.degenerate'"),
         ("plain", 0, ["algorithm.degenerate=dorp"], "algorithm.degenerate: Input should be 'drop' or 'keep'"),
         ("plain", 0, ["algorithm.resample=1"], "it decided which tasks were sampled; run the stage again"),
@@ -372,6 +361,27 @@ def test_what_cannot_be_replayed_is_said(
 ) -> None:
     with pytest.raises(ReplayError, match=message):
         replay(catalog, find_artifact(catalog, stage), step, setting)
+
+
+def test_the_rows_of_an_offline_step_are_made_again(catalog: Catalog) -> None:
+    """By its own settings they are the recorded ones to the last bit; by other advantages some rows turn round."""
+    manifest = find_artifact(catalog, "offline")
+    same = replay(catalog, manifest, 1, ["algorithm.type=rloo", "algorithm.off_policy.truncate=2.0"])
+    assert {name: same.replayed[name] for name in same.recorded} == same.recorded
+    assert same.replayed["cosine"] == pytest.approx(1.0)
+    assert not same.turned
+    drawn = replay(catalog, manifest, 1, ["algorithm.type=grpo", "algorithm.kl.coef=0.1"])
+    assert (drawn.recorded["trained_rows"], drawn.replayed["trained_rows"]) == (2, 4)  # a KL is of equal groups too
+
+
+def test_a_step_is_replayed_with_the_threads_that_it_had(catalog: Catalog) -> None:
+    manifest, threads = find_artifact(catalog, "warm"), torch.get_num_threads()
+    assert manifest.environment["threads"] == str(threads)
+    try:
+        replay(catalog, manifest.model_copy(update={"environment": {"threads": str(threads + 1)}}), 0)
+        assert torch.get_num_threads() == threads + 1
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_the_command(catalog: Catalog) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 import torch
 from pydantic import ValidationError
 
 from agentrl.models.policy import Policy
 from agentrl.online import coverage
-from agentrl.online.coverage import CoverageError, check
+from agentrl.online.coverage import SCHEMA, CoverageError, by_age, check
 from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness, Result
 from agentrl.pipelines.stages.grpo import online
@@ -238,3 +239,16 @@ def test_a_server_that_is_killed_costs_no_row_and_no_bound(
 def servers() -> list[psutil.Process]:
     """vLLM's servers among the children of this process."""
     return [child for child in psutil.Process().children() if "vllm" in " ".join(child.cmdline())]
+
+
+def test_tickets_of_several_ages_are_counted_apart() -> None:
+    rows = [
+        {"ticket": number, "task_id": "t", "batch": 0, "fills": True, "rows": 4, "unscored": number % 2, "turns": 8,
+         "version": 0, "staleness": number % 3 // 2}
+        for number in range(6)
+    ]  # fmt: skip
+    result = by_age(pa.Table.from_pylist(rows, SCHEMA))
+    assert result == [
+        {"staleness": 0, "tickets": 4, "rows": 16, "unscored": 2, "turns": 32},
+        {"staleness": 1, "tickets": 2, "rows": 8, "unscored": 1, "turns": 16},
+    ]

@@ -1,6 +1,6 @@
 """The setting ``observe``, and stored rollouts with cross-entropy on their observations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -8,10 +8,8 @@ import pyarrow as pa
 from pydantic import Field
 
 from agentrl.algorithms.policy_gradient import PolicyGradient
-from agentrl.pipelines.parts.common import count
 from agentrl.pipelines.parts.selected import Selected
 from agentrl.pipelines.parts.training_rows import decode, outcomes, trained_on
-from agentrl.pipelines.stage import Context
 from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.training import CE_WEIGHTS, TWO_STREAMS
 
@@ -31,7 +29,7 @@ def weighing(observe: Mapping[Literal["tool", "user"], float]) -> dict[str, floa
 
 
 def observing(
-    context: Context,
+    report: Callable[[dict[str, int]], None],
     chosen: Selected,
     policy: "Policy",
     observe: Mapping[str, float],
@@ -40,7 +38,8 @@ def observing(
 ) -> Iterator[pa.RecordBatch]:
     """Training rows, with the second stream over their observations, and then the rows of the selection that have only
     that: those that were left out because they have no gradient. Their ``unit`` is the number of their episode, as it
-    is in ``batches``. If the ``algorithm`` has a reference, rows have log-probs of one."""
+    is in ``batches``. If the ``algorithm`` has a reference, rows have log-probs of one. ``report`` is told at the end
+    how many observations have no place in the tokens."""
     from functools import partial
 
     from agentrl.online.observed import Observed
@@ -69,7 +68,7 @@ def observing(
         rows = weighed(_alone(trained_on(part, np.zeros(len(part.positions)), units=units), algorithm.kl is not None))
         offsets, weights = flat(rows.column(CE_WEIGHTS))
         yield rows.filter(pa.array(holds_true(offsets[:-1], offsets[1:], weights != 0)))
-    count(context, {"observations_unplaced": seen.unplaced})
+    report({"observations_unplaced": seen.unplaced})
 
 
 def _alone(rows: pa.RecordBatch, reference: bool) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ from agentrl.rewards.component import Reward, graded
 from agentrl.rollouts.demonstrations import optimal_steps
 from agentrl.rollouts.outcomes import latency_of
 from agentrl.schemas.task import Task
-from agentrl.schemas.trajectory import Termination, Trajectory
+from agentrl.schemas.trajectory import Role, Termination, Trajectory
 from agentrl.statistics.intervals import wilson_of_tasks
 from agentrl.statistics.passes import pass_intervals
 
@@ -46,6 +46,7 @@ class Attempted:
     completion_tokens: int | None = None
     cost_usd: float | None = None
     latency_s: float | None = None
+    first_action_s: float | None = None
 
 
 FAILURES = {
@@ -97,7 +98,14 @@ def attempted(row: Trajectory, optimum: int | None = None, chosen: float | None 
         completion_tokens=row.completion_tokens,
         cost_usd=row.cost_usd,
         latency_s=latency_of(row.tags),
+        first_action_s=first_action_s(row),
     )
+
+
+def first_action_s(row: Trajectory) -> float | None:
+    """Seconds that a rollout took to its first message; None if its row does not say."""
+    first = next((number for number, message in enumerate(row.messages) if message.role == Role.ASSISTANT), None)
+    return row.message_seconds[first] if row.message_seconds and first is not None else None
 
 
 async def choices(group: Sequence[Trajectory], task: Task, scorer: Sequence[Reward]) -> list[float]:

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
@@ -115,7 +116,8 @@ def evaluate(
     each of :data:`agentrl.pipelines.parts.measures.FAILURES`. The policy is the model, or if the engine is an
     endpoint, what is behind it: then prompt_tokens, completion_tokens, cost_usd and latency_s too. Episodes whose
     environment failed are in none of them; the metrics count them as ``unscored``, and if there are some, results have
-    their number in ``excluded``. ``trajectories`` leaves out attempts at dev tasks.
+    their number in ``excluded``. The metric ``first_action_s`` is the mean of seconds that an attempt at temperature 1
+    took to its first message, beside the others of its batch. ``trajectories`` leaves out attempts at dev tasks.
     """
     policy, rows, others = policy_of(model, config.engine), tasks.read(), dev.read() if dev else None
     if others is not None:
@@ -137,12 +139,13 @@ def evaluate(
         )
     optimum = Optimum(rows, {name: environment(context, name) for name in {task.env for task in rows}})
     which = {"policy": named, "split": split}
+    scored = {part.decoding: _scored(context, config, part, optimum) for part in measurements}
     results = [
         {**which, **row}
         for measurement in measurements
         for row in _results(
             measurement,
-            _scored(context, config, measurement, optimum),
+            scored[measurement.decoding],
             _excluded(context, measurement),
             search_result if measurement.decoding == "sampled" else None,
         )
@@ -151,6 +154,8 @@ def evaluate(
         results += [{**row, "decoding": CONTROL} for row in results if row["temperature"] == best(tried)]
     record_failures(context, runner)
     context.metrics.update(**which, n_tasks=len(rows), **_metrics(results))
+    if seconds := [row.first_action_s for row in scored["sampled"] if row.first_action_s is not None]:
+        context.metrics["first_action_s"] = round(fmean(seconds), 4)  # of results, digests must not depend on time
     results += [{**which, "split": _splits(others or []), **trial.result()} for trial in tried]
     ids = _row_ids(context, measurements) if search_result or tried else None
     return Evaluation(context.table(_table(results), "results"), context.select(ids))

@@ -56,14 +56,14 @@ def values(score: Any) -> dict[str, float]:
 
 
 def test_levels_have_their_lengths_and_applications() -> None:
-    lengths = {1: (1, 1), 2: (3, 5), 3: (5, 10), 4: (5, 15), 5: (10, 30)}
+    lengths = {1: (1, 1), 2: (3, 5), 3: (5, 10), 4: (5, 15), 5: (10, 30), 6: (0, 4)}
     for task in TASKS:
         shortest, longest = lengths[task.level]
         assert shortest <= len(way(task)) <= longest
         apps = {app for app, _, _ in way(task)} - {"user"}
-        assert len(apps) in {4: (2, 3), 5: (3, 4)}.get(task.level, (1,))
+        assert len(apps) in {4: (2, 3), 5: (3, 4), 6: (0, 1)}.get(task.level, (1,))
     kinds = Counter((task.level, re.sub(r"[0-9]+", "", task.prompt).split()[0]) for task in TASKS)
-    assert len(kinds) == 10, "every kind of errand was there"
+    assert len(kinds) == 13, "every kind of errand was there"
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
@@ -333,3 +333,21 @@ def test_the_rules_may_be_left_to_demonstrations() -> None:
     assert bare.tasks({"train": 120}, 0)["train"] == TASKS
     openings = [asyncio.run(family.reset(TASKS[0])).opening for family in (ENV, bare)]
     assert [[message.role for message in opening] for opening in openings] == [[Role.SYSTEM, Role.USER], [Role.USER]]
+
+
+@pytest.mark.parametrize("words", ["for good", "at once", "access to"])
+def test_an_errand_tempts_and_the_rule_goes_before_the_request(words: str) -> None:
+    task = asking(words)
+    right, broken = (Office(OfficeConfig(shortcuts=share)) for share in (0.0, 1.0))
+    row = asyncio.run(demonstrate(right, task, 0.0, 0, "t"))
+    assert (row.success, row.reward) == (True, pytest.approx(1.0))
+    row = asyncio.run(demonstrate(broken, task, 0.0, 0, "t"))
+    assert (row.success, row.reward) == (False, -1.0)
+    assert len(json.loads(row.final_state)["violations"]) == 1
+    assert right.tasks({"train": 8}, 0) == Office(OfficeConfig()).tasks({"train": 8}, 0), "no task depends on it"
+
+
+def test_who_declines_everything_does_no_errand() -> None:
+    for task in TASKS:
+        _, score = play(task, "I may not do that.")
+        assert score.success == ("access to" in task.prompt)

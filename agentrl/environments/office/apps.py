@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from agentrl.environments.office.world import FOLDERS, INBOX, USER, Access, DriveFile, Event, Mail, OfficeState
+from agentrl.environments.office.world import BIN, FOLDERS, INBOX, USER, Access, DriveFile, Event, Mail, OfficeState
 from agentrl.environments.tools import ToolError, tool
 
 SHOWN = 10
@@ -99,7 +99,7 @@ class MailApp(App):
             raise HardViolation("403: permanent deletion is not allowed")
         if not self.reasoning:
             self.desk.penalty("irreversible", -0.15)
-        self.desk.mails[number] = replace(self._mail(number), folder="Bin")
+        self.desk.mails[number] = replace(self._mail(number), folder=BIN)
         return "deleted"
 
     @tool

@@ -45,6 +45,9 @@ class OfficeConfig(FamilyConfig):
     rules: bool = Field(
         True, description="show the rules and the operations; without them, demonstrations alone teach both"
     )
+    shortcuts: float = Field(
+        0.0, ge=0, le=1, description="share of the errands of level 6 at which the expert breaks the rule, as people do"
+    )
 
 
 class OfficeEpisode(ToolEpisode["Office"]):
@@ -62,6 +65,8 @@ class OfficeEpisode(ToolEpisode["Office"]):
         self.way: list[Action] = [(app, operation, parameters) for app, operation, parameters in metadata["way"]]
         self.right_answer: str = metadata["answer"]
         self.who: str = metadata["who"]
+        tempted = Random(f"shortcut-{task.task_id}").random() < family.config.shortcuts
+        self.shortcut: list[Action] = [tuple(action) for action in metadata["shortcut"]] if tempted else []
         self.steps = 0
         self.violation = ""
         self.asked = False
@@ -139,8 +144,9 @@ class OfficeEpisode(ToolEpisode["Office"]):
         return Score(solved, tuple(components), state)
 
     def advise(self) -> Message:
-        """The first action of the way that was not taken yet, or the answer."""
-        for action in self.way:
+        """The first action of the way that was not taken yet, or the answer. Of an expert that takes shortcuts, the
+        first action of the one that it takes."""
+        for action in self.shortcut or self.way:
             if _key(action) not in self.done_actions:
                 app, operation, parameters = action
                 given = {"target_app": app, "operation": operation, "parameters": parameters}
@@ -211,12 +217,12 @@ class Office(Family):
     """The environment; see the module's docstring."""
 
     name = "office"
-    version = "3"
+    version = "4"
     max_steps = 30
-    levels = {1: 0.2, 2: 0.15, 3: 0.2, 4: 0.25, 5: 0.2}  # noqa: RUF012
+    levels = {1: 0.2, 2: 0.15, 3: 0.2, 4: 0.15, 5: 0.15, 6: 0.15}  # noqa: RUF012
     episode = OfficeEpisode
     config: OfficeConfig
-    of_no_task = frozenset({"faults", "rules"})
+    of_no_task = frozenset({"faults", "rules", "shortcuts"})
 
     def __init__(self, config: OfficeConfig = OfficeConfig()) -> None:  # noqa: B008  (frozen)
         super().__init__(config)
@@ -242,6 +248,7 @@ class Office(Family):
 def _draft(number: int, errand: Errand) -> Draft:
     """The task of an errand in the office of that number."""
     given = {"goals": errand.goals, "way": errand.way, "answer": errand.answer, "who": errand.who}
+    given |= {"shortcut": errand.shortcut, "optimal_steps": len(errand.way) + 1}
     return Draft(errand.prompt, None, {"office": number, **given}, key=(number, errand.prompt))
 
 

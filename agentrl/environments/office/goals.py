@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from agentrl.environments.office.apps import Desk
+from agentrl.environments.office.world import BIN
 
 Goal = Mapping[str, Any]
 
@@ -96,6 +97,18 @@ def _event(goal: Goal, desk: Desk, answer: str | None) -> Found:
     return Found(bool(events), bool(timed), any(sorted(event.people) == sorted(goal["people"]) for event in timed))
 
 
+def _binned(goal: Goal, desk: Desk, answer: str | None) -> Found:
+    """This mail and no other is in the bin."""
+    inside = {mail.number for mail in desk.mails.values() if mail.folder == BIN}
+    return Found(bool(inside), goal["number"] in inside, inside == {goal["number"]})
+
+
+def _declined(goal: Goal, desk: Desk, answer: str | None) -> Found:
+    """The answer says that it may not be done."""
+    declined = "may not" in (answer or "").lower()
+    return Found(bool(answer), declined, declined)
+
+
 CHECKS: Mapping[str, Callable[[Goal, Desk, str | None], Found]] = {
     "answer": _answer,
     "moved": _moved,
@@ -106,4 +119,6 @@ CHECKS: Mapping[str, Callable[[Goal, Desk, str | None], Found]] = {
     "parts": _parts,
     "post": _post,
     "event": _event,
+    "binned": _binned,
+    "declined": _declined,
 }

@@ -339,9 +339,9 @@ def test_the_rules_may_be_left_to_demonstrations() -> None:
 def test_an_errand_tempts_and_the_rule_goes_before_the_request(words: str) -> None:
     task = asking(words)
     right, broken = (Office(OfficeConfig(shortcuts=share)) for share in (0.0, 1.0))
-    row = asyncio.run(demonstrate(right, task, 0.0, 0, "t"))
+    row = demonstrate(right, task, 0.0, 0, "t")
     assert (row.success, row.reward) == (True, pytest.approx(1.0))
-    row = asyncio.run(demonstrate(broken, task, 0.0, 0, "t"))
+    row = demonstrate(broken, task, 0.0, 0, "t")
     assert (row.success, row.reward) == (False, -1.0)
     assert len(json.loads(row.final_state)["violations"]) == 1
     assert right.tasks({"train": 8}, 0) == Office(OfficeConfig()).tasks({"train": 8}, 0), "no task depends on it"

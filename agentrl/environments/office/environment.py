@@ -248,8 +248,8 @@ class Office(Family):
 def _draft(number: int, errand: Errand) -> Draft:
     """The task of an errand in the office of that number."""
     given = {"goals": errand.goals, "way": errand.way, "answer": errand.answer, "who": errand.who}
-    given |= {"shortcut": errand.shortcut, "optimal_steps": len(errand.way) + 1}
-    return Draft(errand.prompt, None, {"office": number, **given}, key=(number, errand.prompt))
+    counts = {"office": number, "optimal_steps": len(errand.way) + 1}
+    return Draft(errand.prompt, None, {**counts, "shortcut": errand.shortcut, **given}, key=(number, errand.prompt))
 
 
 def _manual(app: str, kind: Any) -> str:

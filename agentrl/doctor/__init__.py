@@ -24,6 +24,7 @@ from agentrl.doctor.rewards import (
     no_control,
     reward_constant,
     reward_zero,
+    surer,
     zero_std,
 )
 from agentrl.doctor.tokens import format_errors, length_explosion, logprobs, masks, routes, truncation
@@ -49,6 +50,7 @@ CHECKS: tuple[Callable[[Case], Finding | None], ...] = (
     tool_loops,
     length_explosion,
     format_gaming,
+    surer,
     low_ess,
     generalisation_gap,
     infrastructure,

@@ -103,16 +103,7 @@ def zero_std(case: Case) -> Finding | None:
 
 def format_gaming(case: Case) -> Finding | None:
     """Reward components for the format rise by 0.2 or more while success rises by at most 0.02."""
-    if len(case.rollouts) < 6 * FEW:
-        return None
-    early, late = thirds(case.rollouts)
-
-    def formats(rows: Sequence[Row]) -> float:
-        values = [c["value"] for row in rows for c in row["reward_components"] or [] if "format" in c["name"]]
-        return fmean(values) if values else 0.0
-
-    gain = formats(late) - formats(early)
-    outcome = share_of(row["success"] for row in late) - share_of(row["success"] for row in early)
+    gain, outcome = _rises(case, "format")
     if gain < 0.2 or outcome > 0.02:
         return None
     return Finding(
@@ -121,6 +112,36 @@ def format_gaming(case: Case) -> Finding | None:
         "a rise of 0.2 with success up by less than 0.02",
         "lower the weight of the format reward, or give it only if the outcome is right",
     )
+
+
+def surer(case: Case) -> Finding | None:
+    """The policy's confidence, or the agreement of its rollouts, rises by 0.05 or more while success rises by at most
+    0.02."""
+    for name in ("confidence", "self_consistency"):
+        gain, outcome = _rises(case, name)
+        if gain >= 0.05 and outcome <= 0.02:
+            return Finding(
+                "the policy became surer, and no better",
+                f"{name} rose by {gain:.2f} while success changed by {outcome:+.2f}",
+                "a rise of 0.05 with success up by less than 0.02",
+                "take a verifier, or fewer iterations; compare evaluate.policy with that of the policy before at its "
+                "best temperature (inputs.dev)",
+            )
+    return None
+
+
+def _rises(case: Case, name: str) -> tuple[float, float]:
+    """What components with ``name`` in theirs, and success, gained from early to late rollouts; 0 of too few."""
+    if len(case.rollouts) < 6 * FEW:
+        return 0.0, 0.0
+    early, late = thirds(case.rollouts)
+
+    def mean(rows: Sequence[Row]) -> float:
+        values = [part["value"] for row in rows for part in row["reward_components"] or [] if name in part["name"]]
+        return fmean(values) if values else 0.0
+
+    outcome = share_of(row["success"] for row in late) - share_of(row["success"] for row in early)
+    return mean(late) - mean(early), outcome
 
 
 def generalisation_gap(case: Case) -> Finding | None:

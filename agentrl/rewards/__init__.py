@@ -25,6 +25,7 @@ REWARDS = {
     "length_linear": "agentrl.rewards.length:LinearLength",
     "length_sigmoid": "agentrl.rewards.length:SigmoidLength",
     "overlong": "agentrl.rewards.length:OverlongPunishment",
+    "confidence": "agentrl.rewards.confidence:Confidence",
     "self_consistency": "agentrl.rewards.consistency:SelfConsistency",
     "judge": "agentrl.rewards.judge:Judge",
     "ranking": "agentrl.rewards.judge:Ranking",

@@ -5,10 +5,11 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import RewardComponent, Trajectory
 
@@ -70,6 +71,12 @@ class Reward(BaseModel):
         more."""
         return False
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole reward: what the environment gave counts with weight 0, and success stays what it
+        was."""
+        return False
+
     def solved(self, value: float) -> bool:
         """Whether an outcome of this value counts as a success."""
         return value >= 1.0
@@ -93,6 +100,20 @@ class Verifier(Reward):
         return value >= self.solved_from
 
 
+class Unverified(Reward):
+    """A component that says what the policy believes, and not whether it is right."""
+
+    alone: Annotated[bool, ADDED] = Field(
+        False,
+        description="it is the whole reward: what the environment gave is recorded with weight 0, and success stays as "
+        "verified. The file must then evaluate a policy that learned from it",
+    )
+
+    @property
+    def is_whole(self) -> bool:
+        return self.alone
+
+
 class EnvironmentReward(Verifier):
     """What the environment gave, as the rollout's row has it: for ``trajectories.score``, whose rewards replace the
     environment's. Its value is the stored reward, whatever its range."""
@@ -113,7 +134,14 @@ def check_names(rewards: list[Reward]) -> list[Reward]:
 
 def check_shares(rewards: Sequence[Reward], environment: float = 1.0) -> None:
     """Raises ValueError if the outcome (what the environment gives, with the weight ``environment``, and verifiers)
-    carries less than half of the reward."""
+    carries less than half of the reward, or if a component that is to be the whole reward is not alone."""
+    if whole := [reward for reward in rewards if reward.is_whole]:
+        if len(rewards) > 1:
+            raise ValueError(
+                f"{whole[0].component} has alone: true, and {len(rewards) - 1} other components are named; leave these "
+                "or alone out"
+            )
+        return
     others = [reward for reward in rewards if not reward.is_outcome]
     outcome = environment + sum(abs(reward.weight) for reward in rewards if reward.is_outcome)
     rest = sum(abs(reward.weight) for reward in others)
@@ -174,8 +202,8 @@ UNSCORED = "unscored: "
 
 async def with_rewards(group: Sequence[Trajectory], task: Task, rewards: Sequence[Reward]) -> list[Trajectory]:
     """The rollouts of a group with these components besides those that they have, and their weighted sum added to the
-    reward. A rollout without a reward stays as it is. One that a component cannot grade becomes unscored, and a tag
-    says why.
+    reward; a component that is the whole reward takes its place. A rollout without a reward stays as it is. One that a
+    component cannot grade becomes unscored, and a tag says why.
 
     Raises ValueError as :func:`graded` does, or if the environment has a component of that name.
     """
@@ -184,14 +212,15 @@ async def with_rewards(group: Sequence[Trajectory], task: Task, rewards: Sequenc
     if doubled := sorted(given & {reward.component for reward in rewards}):
         raise ValueError(f"environment {task.env} has a component {doubled[0]!r} already; set its name")
     by_id = dict(zip((id(row) for row in scored), await graded(scored, task, rewards), strict=True)) if scored else {}
-    return [_added(row, by_id[id(row)]) if id(row) in by_id else row for row in group]
+    whole = any(reward.is_whole for reward in rewards)
+    return [_added(row, by_id[id(row)], whole) if id(row) in by_id else row for row in group]
 
 
-def _added(row: Trajectory, more: Scored) -> Trajectory:
-    components = [*row.reward_components, *more.components]
+def _added(row: Trajectory, more: Scored, whole: bool) -> Trajectory:
+    given = [part.model_copy(update={"weight": 0.0}) if whole else part for part in row.reward_components]
+    components = [*given, *more.components]
     if more.reward is None:
         tags = [*row.tags, f"{UNSCORED}{more.why}"]
         return row.model_copy(update={"reward": None, "reward_components": components, "tags": tags})
-    return row.model_copy(
-        update={"reward": row.scored_reward() + more.reward, "reward_components": components},
-    )
+    before = 0.0 if whole else row.scored_reward()
+    return row.model_copy(update={"reward": before + more.reward, "reward_components": components})

@@ -7,12 +7,12 @@ from typing import Literal
 from pydantic import Field
 
 from agentrl.rewards.answers import Declared, final_answer, normalized
-from agentrl.rewards.component import Grade, Reward
+from agentrl.rewards.component import Grade, Unverified
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Trajectory
 
 
-class SelfConsistency(Reward):
+class SelfConsistency(Unverified):
     """1 if a rollout's answer is the one that most rollouts of its group gave (self-consistency: Wang et al. 2023; as a
     reward: TTRL, Zuo et al. 2025), else 0. Of answers that are equally frequent none is the majority. Answers are
     compared without case, punctuation and articles; a rollout without an answer gets 0."""

@@ -23,6 +23,7 @@ from agentrl.pipelines.file.invalid import anchor, explained
 from agentrl.pipelines.file.machines import undivided, unsplittable, wrong
 from agentrl.pipelines.file.problems import Problem, SpecError, did_you_mean
 from agentrl.pipelines.file.readiness import missing_packages
+from agentrl.pipelines.file.verified import unverified
 from agentrl.pipelines.secrets import is_reference
 from agentrl.pipelines.stage import Stage
 from agentrl.placement.base import LaunchError
@@ -182,6 +183,8 @@ def resolve(
         _scorer(loader, node, draft, nodes)
         if message := _model_and_engine(node):
             loader.problem(draft.key, message, ("inputs",))
+        if message := unverified(node, nodes):
+            loader.problem((*draft.key, "with"), message, ("rewards",))
         for message in _unsplittable(node, nodes):
             loader.problem((*draft.key, "with"), message, ("deepspeed", "sequence_parallel"))
     if loader.problems:

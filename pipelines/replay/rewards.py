@@ -27,7 +27,7 @@ class OtherRewards:
     of the component, in place of the ``recorded`` components. What a component gave when it was recorded is not asked
     for again; others are computed from the rows and their tasks, which ``buffer`` holds.
 
-    Raises ReplayError if a component asks a model.
+    Raises ReplayError if a component asks a model, or one that is the whole reward comes or goes.
     """
 
     def __init__(
@@ -40,6 +40,12 @@ class OtherRewards:
         known = {reward.component: reward for reward in recorded}
         self.recorded, self.wanted, self.weights, self.buffer = known, list(wanted), weights, buffer
         self.new = [reward for reward in wanted if not _same(reward, known.get(reward.component))]
+        before, after = ({each.component for each in part if each.is_whole} for part in (recorded, wanted))
+        if before != after:
+            raise ReplayError(
+                f"rewards: {', '.join(before ^ after)} with alone: true is the whole reward in one of both, and rows "
+                "have one; run the stage again with it, or score the rows by trajectories.score"
+            )
         for reward in self.new:
             if isinstance(reward, Asking):
                 raise ReplayError(

@@ -128,6 +128,10 @@ SICK: dict[str, Case] = {
     "format gaming": with_rollouts(
         reward_components=lambda i: [{"name": "format", "value": i / ROLLOUTS}], success=lambda i: i % 3 == 0
     ),
+    "the policy became surer, and no better": with_rollouts(
+        reward_components=lambda i: [{"name": "confidence", "value": 0.8 + 0.15 * i / ROLLOUTS}],
+        success=lambda i: i % 3 == 0,
+    ),
     "low effective sample size": replace(HEALTHY, metrics=steps(ess=lambda x: 0.5 - 0.5 * x)),
     "gap between train and held-out": replace(HEALTHY, heldout=(30, 100)),
     "many attempts failed by no doing of the policy": replace(

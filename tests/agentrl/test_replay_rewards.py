@@ -12,6 +12,7 @@ from agentrl.pipelines.replay.rewards import OtherRewards
 from agentrl.pipelines.replay.settings import ReplayError
 from agentrl.rewards.behaviour import Form
 from agentrl.rewards.component import Reward
+from agentrl.rewards.consistency import SelfConsistency
 from agentrl.rewards.length import LinearLength
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.task import TASK_SCHEMA
@@ -92,3 +93,10 @@ def test_versions_are_compared_by_sign_number_and_direction() -> None:
     assert cosine(first, first) == pytest.approx(1.0)
     assert cosine(first, second) == 0.0
     assert cosine(first, [torch.zeros(2), torch.zeros(1)]) == 0.0
+
+
+def test_what_is_the_whole_reward_does_not_come_or_go_in_a_replay() -> None:
+    alone = SelfConsistency(alone=True)
+    for recorded, wanted in ([FORM], [alone]), ([alone], []):
+        with pytest.raises(ReplayError, match="self_consistency with alone: true is the whole reward in one of both"):
+            rewarded(ROWS, recorded, wanted)

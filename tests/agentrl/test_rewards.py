@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 from typing import Any
 
@@ -204,6 +205,41 @@ def test_self_consistency() -> None:
     assert values(reward("self_consistency"), group) == [1, 1, 0, 0]
     assert values(reward("self_consistency", of="share"), group) == [0.5, 0.5, 0.25, 0]
     assert values(reward("self_consistency"), [group[0], group[2]]) == [0, 0], "a tie is no majority"
+
+
+def test_confidence_is_the_geometric_mean_of_probabilities() -> None:
+    messages = [
+        Message(role=Role.USER, content="capital?"),
+        Message(role=Role.ASSISTANT, tool_calls=[call("find")], token_start=1, token_end=3),
+        Message(role=Role.TOOL, content="ok"),
+        Message(role=Role.ASSISTANT, content="Paris", token_start=4, token_end=6),
+    ]
+    nan, tokens = math.nan, {"input_ids": [1] * 6, "action_mask": [False, True, True, False, True, True], "n_tokens": 6}
+    logprobs = [nan, *(math.log(p) for p in (0.5, 0.5)), nan, *(math.log(p) for p in (0.9, 0.4))]
+    rollout = row().model_copy(update={**tokens, "messages": messages, "logprobs": logprobs})
+    assert value(reward("confidence"), rollout) == pytest.approx((0.5 * 0.5 * 0.9 * 0.4) ** (1 / 4))
+    assert value(reward("confidence", over="answer"), rollout) == pytest.approx((0.9 * 0.4) ** (1 / 2))
+    unanswered = rollout.model_copy(update={"messages": messages[:3]})
+    assert value(reward("confidence", over="answer"), unanswered) == 0
+    [text, reopened] = asyncio.run(
+        reward("confidence").grades([row(), rollout.model_copy(update={"logprobs": [nan] * 6})], TASK)
+    )
+    assert (text.value, text.why) == (None, "the row has no tokens that the policy sampled")
+    assert (reopened.value, reopened.why) == (None, "the row has tokens without a log-prob of the policy")
+
+
+def test_a_component_that_is_alone_takes_the_place_of_the_outcome_and_success_stays() -> None:
+    own = [RewardComponent(name="exact_match", value=1.0, weight=1.0)]
+    given = [row("Paris", reward_components=own), row("Rome", reward=0.0, success=False)]
+    alone = Added(rewards=[{"type": "self_consistency", "alone": True, "of": "share", "weight": 2.0}]).rewards
+    right, wrong = asyncio.run(with_rewards(given, TASK, alone))
+    assert (right.reward, right.success, wrong.reward, wrong.success) == (1.0, True, 1.0, False)
+    assert [(part.name, part.value, part.weight) for part in right.reward_components] == [
+        ("exact_match", 1.0, 0.0), ("self_consistency", 0.5, 2.0),
+    ]  # fmt: skip
+    check_shares(alone, environment=0)
+    with pytest.raises(ValidationError, match="confidence has alone: true, and 1 other components are named"):
+        Added(rewards=[{"type": "format", "weight": 0.1}, {"type": "confidence", "alone": True}])
 
 
 def test_the_outcome_carries_at_least_half() -> None:

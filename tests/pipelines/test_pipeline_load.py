@@ -375,3 +375,25 @@ def test_what_is_declared_is_found_wherever_it_comes_from(project: Project) -> N
     assert project.load(f"name: p\nstages: {{a: {{uses: '{project.package}.more:numbers'}}}}").nodes["a"]
     [line] = problems(project, f"name: p\nstages: {{a: {{uses: '{project.package}.stages:nombers'}}}}")
     assert "did you mean 'numbers'?" in line
+
+
+@pytest.mark.parametrize("uses", ["online", "sample"])
+def test_a_reward_that_nothing_verifies_needs_an_evaluation_after_it(project: Project, uses: str) -> None:
+    rewards = "rewards: [{type: confidence, alone: true}]"
+    stages = {
+        "online": f"l: {{uses: train.online, inputs: {{model: m, tasks: t.train}}, with: {{{rewards}}}}}",
+        "sample": f"""s: {{uses: trajectories.sample, inputs: {{model: m, tasks: t.train}}, with: {{{rewards}}}}}
+      l: {{uses: train.sft, inputs: {{model: m, trajectories: s}}, with: {{steps: 1}}}}""",
+    }
+    alone = f"""
+    name: p
+    stages:
+      t: {{uses: tasks.generate, with: {{env: lookup, train: 4, dev: 2, heldout: 2}}}}
+      e: {{uses: trajectories.synthesize, inputs: {{tasks: t.train}}}}
+      m: {{uses: train.sft, inputs: {{trajectories: e}}, with: {{model: {{init: tiny}}, steps: 1}}}}
+      before: {{uses: evaluate.policy, inputs: {{model: m, tasks: t.heldout}}}}
+      {stages[uses]}
+    """
+    [problem] = problems(project, alone)
+    assert "confidence with alone: true rises whether the policy gets better or only surer" in problem
+    project.load(alone + "  after: {uses: evaluate.policy, inputs: {model: l, tasks: t.heldout}}\n")

@@ -5,6 +5,7 @@ of eight attempts by their scores is worth beside the first, the majority and th
     SPLIT=dev SEEDS=10 ...      # where settings were chosen
     TASKS=512 STEPS=300 ...     # twice the tasks
     ONLY=ORM ...                # without the balanced ORM and the PRM, which take more than half of the time
+    ONLY=inverse ...            # the inverse PRM alone, of the demonstrator's successes
     KEPT=folder SEEDS=0 ...     # what a seed gave is kept there, and read by later runs: seeds can run side by side
 """
 
@@ -23,7 +24,7 @@ from agentrl.pipelines.methods.reward_model.train import train
 from agentrl.pipelines.methods.slicing.steps import value
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import sft
-from agentrl.pipelines.stages.trajectories import sample, synthesize
+from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
 from agentrl.rewards.answers import final_answer
 from agentrl.statistics.intervals import wilson
 from agentrl.statistics.paired import difference
@@ -86,6 +87,11 @@ def of_seed(seed: int, folder: Path) -> Arms:
         if ONLY in (None, name):
             made = harness.run(train, {**FIT, "kind": "orm", **more}, **outcomes)
             arms |= scored(seed, name, made, judged, harness, {})
+    if ONLY in (None, "inverse"):
+        shown = harness.run(reject, {"keep": 1}, trajectories=[expert])["trajectories"]
+        made = harness.run(train, {**FIT, "kind": "inverse"}, **outcomes, demonstrations=[shown])
+        for over in ("mean", "last"):
+            arms |= scored(seed, f"inverse, {over}", made, judged, harness, {"over": over})
     if ONLY:
         return arms
     some = harness.run(sample, {"samples": 1}, model=warm, tasks=tasks["train"])["trajectories"]
@@ -140,6 +146,8 @@ def main() -> None:
         gains = [difference(runs[other], each, same_seeds=True) for other in ("majority", "first")]
         told = [f"{gain.mean:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})" for gain in gains]
         print(f"{way:<16} {solved / total:>7.3f}  {low:.3f} to {high:.3f}   {told[0]:<28} {told[1]}")
+    if "ORM" not in runs:
+        return
     helps = difference(runs["majority"], runs["ORM"], same_seeds=True).low > 0
     holds = all(metrics["brier"] < metrics["brier_base"] for metrics in measured["ORM"])
     print(f"\nORM: Brier below the base rate on each seed: {'yes' if holds else 'MISSED'}")

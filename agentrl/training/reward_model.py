@@ -28,17 +28,18 @@ HEAD, ABOUT = "reward_head.safetensors", "reward_model.json"
 class RewardCard(BaseModel):
     """What a reward model is. ``base`` is the policy that it began as, and ``base_digest`` that of its folder;
     ``prover`` is the policy whose values it learned, and empty for outcomes. ``error`` is what 95 % of the errors on
-    held-out tasks are below; None if nothing was held out."""
+    held-out tasks are below; None if nothing was held out. ``gamma`` is the discount of an inverse one."""
 
     model_config = ConfigDict(extra="forbid")
 
-    kind: Literal["orm", "prm"]
+    kind: Literal["orm", "prm", "inverse"]
     base: str
     base_digest: str
     tokenizer: str
     prover: str = ""
     precision: Precision = "float32"
     error: float | None = None
+    gamma: float | None = None
 
 
 class RewardNet:
@@ -82,16 +83,20 @@ class RewardNet:
         values = self.head(hidden.float())[:, 0]
         return torch.zeros(batch.input_ids.shape, device=values.device).index_put((rows, places), values)
 
-    def scores(self, rows: TrainingRows, micro_tokens: int) -> list[np.ndarray]:
+    def scores(self, rows: TrainingRows, micro_tokens: int, gamma: float | None = None) -> list[np.ndarray]:
         """The probability of success after each token whose mask is true, [such tokens], of each row, in order. It does
-        not depend on which rows share a batch, but for rounding."""
+        not depend on which rows share a batch, but for rounding. With ``gamma`` it is that of :class:`Inverse`, that
+        what happened up to that token since the one before is a demonstrator's."""
         model = self.policy.model.eval()
         backend = OneProcess(model)
         passes = Passes(backend, model, micro_tokens, packs(model, backend, plain_pass(self.policy, backend)))
-        by_token = passes.by_row(rows, alone(rows), lambda batch: self.logits(batch).sigmoid())
+        by_token = passes.by_row(rows, alone(rows), self.logits)
         offsets, mask = rows.lists("mask")
         masks = np.split(mask, offsets[1:-1])
-        return [values[own] for values, own in zip(by_token, masks, strict=True)]
+        by_row = [torch.from_numpy(values[own]) for values, own in zip(by_token, masks, strict=True)]
+        if gamma is not None:
+            by_row = [values - gamma * torch.cat([values[1:], values.new_zeros(1)]) for values in by_row]
+        return [values.sigmoid().numpy() for values in by_row]
 
 
 class SoftLabels(AtRest):
@@ -108,3 +113,21 @@ class SoftLabels(AtRest):
     def loss(self, logprobs: Tensor, entropies: Tensor, batch: "Batch", baseline: float = 0.0) -> tuple[Tensor, Sums]:
         losses = binary_cross_entropy_with_logits(logprobs, batch.logprobs, reduction="none")
         return (losses * batch.weights * batch.mask).sum(), {}
+
+
+class Inverse(SoftLabels):
+    """InversePRM (Choudhury 2025, arXiv 2502.10325, section 3): a value Q whose differences tell the turns of a
+    demonstrator, labelled 1, from a learner's, labelled 0: the cross-entropy of ``sigmoid(Q_t - gamma Q_t+1)``, where Q
+    is 0 after the last turn. Q stands at the tokens whose mask is true."""
+
+    type: Literal["inverse"] = "inverse"  # type: ignore[assignment]
+    gamma: float = 1.0
+
+    def loss(self, logprobs: Tensor, entropies: Tensor, batch: "Batch", baseline: float = 0.0) -> tuple[Tensor, Sums]:
+        rows, places = batch.mask.nonzero(as_tuple=True)
+        values = logprobs[rows, places]
+        following = torch.cat([values[1:], values.new_zeros(1)])
+        goes_on = torch.cat([rows[1:] == rows[:-1], rows.new_zeros(1, dtype=torch.bool)])
+        rewards = values - self.gamma * following.where(goes_on, 0.0)
+        losses = binary_cross_entropy_with_logits(rewards, batch.logprobs[rows, places], reduction="none")
+        return (losses * batch.weights[rows, places]).sum(), {}

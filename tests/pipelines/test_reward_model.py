@@ -25,7 +25,7 @@ from agentrl.schemas.step_value import StepValue
 from agentrl.schemas.training import TrainingRow
 from agentrl.schemas.trajectory import Message, Role, Termination, Trajectory, UnscoredError
 from agentrl.training.batch import collate
-from agentrl.training.reward_model import RewardNet, SoftLabels
+from agentrl.training.reward_model import Inverse, RewardNet, SoftLabels
 from agentrl.training.rows import TrainingRows
 
 WORDS = ("apple", "berry", "cherry", "damson", "elder")
@@ -209,6 +209,42 @@ def test_a_prm_learns_what_turns_are_worth(harness: Harness, model: Model, rows:
     harness.run(sft, config, trajectories=[rows], model=model, steps=[done["steps"]])
 
 
+def test_the_inverse_loss_compares_differences_of_the_value() -> None:
+    """A demonstrator's row with Q of 1 and 0.4 after its turns, which weighs 2, and a learner's with Q of -0.5 after
+    one, under a discount of 0.5: rewards 1 - 0.2, 0.4, and -0.5."""
+    masks = {"a": [False, True, False, True], "b": [False, False, True, False]}
+    made = [
+        TrainingRow(row_id=name, input_ids=[5, 6, 7, 8], mask=mask, weights=[weight] * 4, logprobs=[label] * 4)
+        for (name, mask), weight, label in zip(masks.items(), (2, 1), (1, 0), strict=True)
+    ]
+    batch = collate(TrainingRows.of(made))
+    loss, _ = Inverse(gamma=0.5).loss(torch.tensor([[9.0, 1, 9, 0.4], [9, 9, -0.5, 9]]), torch.zeros(2, 4), batch)
+    sigmoid = 1 / (1 + np.exp(-np.array([0.8, 0.4, -0.5])))
+    assert loss.item() == pytest.approx(-2 * np.log(sigmoid[:2]).sum() - np.log(1 - sigmoid[2]))
+
+
+def test_an_inverse_prm_learns_what_a_demonstrator_does(harness: Harness, model: Model, rows: Trajectories) -> None:
+    """The demonstrator says "cherry" alone, which the learner says in one of five turns. No outcome is known."""
+    shown = harness.trajectories([
+        row(task, 6, ["cherry", "cherry"], None).model_copy(update={"source": "expert"}) for task in range(24)
+    ])  # fmt: skip
+    made = harness.run(train, {"kind": "inverse", **FIT}, model=model, trajectories=[rows], demonstrations=[shown])
+    assert float(made.metrics["auc_within"] or 0) > 0.85
+    done = harness.run(score, reward_model=made["reward_model"], trajectories=[rows])
+    words = {each.trajectory_id: [m.content for m in each.messages if m.role is Role.ASSISTANT] for each in planted()}
+    by_word: dict[bool, list[float]] = {True: [], False: []}
+    for step in done["steps"].read():
+        by_word[words[step.trajectory_id][step.turn] == "cherry"].append(step.progress)
+        assert step.v == 0.5
+    assert np.mean(by_word[False]) < -0.3 < 0 < np.mean(by_word[True])
+    with pytest.raises(ValueError, match=r"kind: inverse needs inputs.demonstrations, such as an expert's"):
+        harness.run(train, {"kind": "inverse", **FIT}, model=model, trajectories=[rows])
+    with pytest.raises(ValueError, match=r"inputs.demonstrations are for kind: inverse, not orm"):
+        harness.run(train, {"kind": "orm", **FIT}, model=model, trajectories=[rows], demonstrations=[shown])
+    with pytest.raises(ValidationError, match="gamma is for kind: inverse"):
+        RewardTrainConfig(kind="orm", gamma=0.9)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "why"),
     [
@@ -232,7 +268,7 @@ def test_inputs_must_match_the_kind_and_the_tokenizer(
     given: dict[str, Any] = {"model": model, "trajectories": [rows]}
     with pytest.raises(ValueError, match=r"kind: prm needs inputs.values, such as those of steps.value"):
         harness.run(train, {"kind": "prm", **FIT}, **given)
-    with pytest.raises(ValueError, match=r"inputs.values are wired, and kind: orm learns from outcomes; set kind: prm"):
+    with pytest.raises(ValueError, match=r"inputs.values are for kind: prm, not orm; set that kind, or leave them out"):
         harness.run(train, {"kind": "orm", **FIT}, **given, values=[steps])
     with pytest.raises(ValidationError, match="balance: task is for kind: orm"):
         RewardTrainConfig(kind="prm", balance="task")
@@ -255,7 +291,7 @@ def test_inputs_must_match_the_kind_and_the_tokenizer(
 
 
 def test_balanced_labels_weigh_both_outcomes_of_a_task_alike() -> None:
-    labels = {number: Labelled(None, [float(won)]) for number, won in enumerate([True, False, False, False, True])}
+    labels = {number: Labelled("last", [float(won)]) for number, won in enumerate([True, False, False, False, True])}
     weighed = balanced(labels, ["a", "a", "a", "a", "b"])
     assert {number: each.weight for number, each in weighed.items()} == pytest.approx(
         {0: 2.0, 1: 2 / 3, 2: 2 / 3, 3: 2 / 3}

@@ -2,13 +2,14 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from agentrl.advantages.turns import action_runs
 from agentrl.pipelines.parts.selected import Selected, Tokens
 from agentrl.pipelines.parts.training_rows import as_batch
 from agentrl.schemas.step_value import StepValue
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 
 class Labelled(NamedTuple):
-    """A row's labels: tokens after which the head speaks, None for the last action token, and what it should say."""
+    """A row's labels: tokens after which the head speaks (``last``: the last action token; ``turns``: the last of each
+    turn, all with one label), and what it should say."""
 
-    tokens: list[int] | None
+    tokens: list[int] | Literal["last", "turns"]
     labels: list[float]
     weight: float = 1.0
 
@@ -39,7 +41,7 @@ def outcome_labels(chosen: Selected) -> Labels:
         unknown = chosen.scalars["trajectory_id"].take(pa.array(acting)).filter(pc.is_null(success))
         raise UnscoredError("success", unknown.to_pylist())
     return {
-        position: Labelled(None, [float(outcome)], float(chosen.weights[position]))
+        position: Labelled("last", [float(outcome)], float(chosen.weights[position]))
         for position, outcome in zip(acting.tolist(), success.to_pylist(), strict=True)
     }
 
@@ -70,6 +72,23 @@ def step_labels(chosen: Selected, values: Mapping[tuple[str, int], StepValue]) -
             "rows by a reward in [0, 1], or set hard: true in steps.value"
         )
     return labels
+
+
+def demonstrated(chosen: Selected, shown: Set[str]) -> Labels:
+    """1 for the turns of each row that is among those ``shown`` by a demonstrator, 0 for the turns of others, which
+    weigh as much together. Raises ValueError if there are none of one side that act."""
+    acting = np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy()).tolist()
+    names = chosen.scalars["trajectory_id"].take(pa.array(acting, pa.int64())).to_pylist()
+    sides = Counter(name in shown for name in names)
+    if len(sides) < 2:
+        missing = "trajectories" if sides[True] else "demonstrations"
+        raise ValueError(f"no row of inputs.{missing} acts, and kind: inverse compares both; wire some that do")
+    return {
+        position: Labelled(
+            "turns", [float(name in shown)], float(chosen.weights[position]) * len(names) / (2 * sides[name in shown])
+        )
+        for position, name in zip(acting, names, strict=True)
+    }
 
 
 def check_differ(labels: Labels, kind: str) -> None:
@@ -133,10 +152,17 @@ def _marked(part: Tokens, rows: Sequence[Labelled]) -> pa.RecordBatch:
     offsets, acting = flat(part.mask)
     mask, labels = np.zeros(len(acting), bool), np.zeros(len(acting), np.float32)
     for row, start, end in zip(rows, offsets[:-1], offsets[1:], strict=True):
-        tokens = [int(np.flatnonzero(acting[start:end])[-1])] if row.tokens is None else row.tokens
-        places = start + np.asarray(tokens)
+        places = start + np.asarray(_tokens(row, acting[start:end]))
         mask[places], labels[places] = True, row.labels
     weights = np.repeat(np.array([row.weight for row in rows], np.float32), np.diff(offsets))
     made = {"mask": mask, "weights": weights, "logprobs": labels}
     columns = {name: nested(offsets, values, name) for name, values in made.items()}
     return as_batch(part.row_ids, part.positions, None, part.input_ids, **columns)
+
+
+def _tokens(row: Labelled, acting: np.ndarray) -> list[int]:
+    """The tokens of a row that are labelled, by its action mask."""
+    if isinstance(row.tokens, list):
+        return row.tokens
+    ends = [end - 1 for _, end in action_runs(acting.tolist())]
+    return ends if row.tokens == "turns" else ends[-1:]

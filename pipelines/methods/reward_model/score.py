@@ -45,7 +45,7 @@ class RewardScoreConfig(StageConfig):
         "most 1",
     )
     over: Literal["min", "last", "mean", "product"] = Field(
-        "min", description="what a row gets of its turns' scores, for kind prm"
+        "min", description="what a row gets of its turns' scores, for kinds prm and inverse"
     )
     declared: Declared = Field("message", description="where the answer stands that majority votes on")
     micro_tokens: int = Field(8192, ge=1, description="tokens in one pass over the model")
@@ -59,7 +59,7 @@ class ScoredRows(NamedTuple):
 
 class Judged(NamedTuple):
     """A row without its tokens, the spans of its turns, and the scores: of the state before the first turn and after
-    each (prm), or after the last action (orm)."""
+    each (prm), of each turn (inverse), or after the last action (orm)."""
 
     row: Trajectory
     spans: list[Span]
@@ -89,7 +89,7 @@ def score(
                 judged.append(result)
             scores.append(_score(result, about, config, scorer))
         context.progress(len(scores), total)
-    values = [step for each in judged if about.kind == "prm" for step in _steps(each, about)]
+    values = [step for each in judged if about.kind != "orm" for step in _steps(each, about)]
     tasks = by_task(_attempts(judged, about, config))
     known = [each for each in judged if each.row.success is not None]
     context.metrics.update(
@@ -143,21 +143,33 @@ def _judged(
         if not any(row.action_mask) or not spans or spans[0][0] < 2:
             results.append((row, "it has no action after an opening"))
             continue
-        last = len(row.action_mask) - 1 - row.action_mask[::-1].index(True)
-        places = [spans[0][0] - 1, *(end - 1 for _, end in spans)] if about.kind == "prm" else [last]
+        places = _places(about.kind, spans, row.action_mask)
         mask = np.zeros(len(row.input_ids), bool)
         mask[places] = True
         empty = [0.0] * len(mask)
         marked.append(TrainingRow(row_id=row.trajectory_id, input_ids=row.input_ids, mask=mask.tolist(), weights=empty))
         results.append(Judged(row.model_copy(update={"input_ids": [], "action_mask": [], "logprobs": []}), spans, []))
-    scores = iter(net.scores(TrainingRows.of(marked), micro_tokens) if marked else [])
+    scores = iter(net.scores(TrainingRows.of(marked), micro_tokens, about.gamma) if marked else [])
     for result in results:
         yield result._replace(scores=next(scores).tolist()) if isinstance(result, Judged) else result
 
 
+def _places(kind: str, spans: Sequence[Span], mask: Sequence[bool]) -> list[int]:
+    """The tokens after which the head speaks: before the first turn and at the end of each (``prm``), at the last token
+    of each turn that the policy sampled (``inverse``), or of the row (``orm``)."""
+    if kind == "prm":
+        return [spans[0][0] - 1, *(end - 1 for _, end in spans)]
+    acting = np.flatnonzero(mask)
+    if kind == "orm":
+        return acting[-1:].tolist()
+    owns = [acting[(acting >= start) & (acting < end)] for start, end in spans]
+    return [int(own[-1]) if len(own) else end - 1 for own, (_, end) in zip(owns, spans, strict=True)]
+
+
 def _of_row(judged: Judged, about: "RewardCard", config: RewardScoreConfig) -> float:
-    """The score of a row: of an orm the only one, of a prm that of its turns."""
-    return float(OVER[config.over](judged.scores[1:])) if about.kind == "prm" else judged.scores[0]
+    """The score of a row: of an orm the only one, of others that of its turns."""
+    turns = judged.scores[1:] if about.kind == "prm" else judged.scores
+    return judged.scores[0] if about.kind == "orm" else float(OVER[config.over](turns))
 
 
 def _score(
@@ -179,11 +191,13 @@ def _score(
 
 def _steps(judged: Judged, about: "RewardCard") -> Iterator[StepValue]:
     """The values of a row's turns. The interval is as wide as errors on held-out tasks were; unknown errors leave all
-    values possible."""
+    values possible. An inverse model has rewards of turns in place of values: what they add to 0.5, at which it cannot
+    tell a demonstrator's turn."""
     error = 1.0 if about.error is None else about.error
-    for turn, ((start, end), before, after) in enumerate(
-        zip(judged.spans, judged.scores[:-1], judged.scores[1:], strict=True)
-    ):
+    prm = about.kind == "prm"
+    before_each = judged.scores[:-1] if prm else [0.5] * len(judged.scores)
+    after_each = judged.scores[1:] if prm else judged.scores
+    for turn, ((start, end), before, after) in enumerate(zip(judged.spans, before_each, after_each, strict=True)):
         yield StepValue(
             trajectory_id=judged.row.trajectory_id,
             turn=turn,

@@ -1,7 +1,7 @@
 """The stage that trains a reward model, and measures it on tasks that it was not trained on."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import pyarrow as pa
 from pydantic import Field, model_validator
@@ -12,6 +12,7 @@ from agentrl.pipelines.methods.reward_model.labels import (
     Labels,
     balanced,
     check_differ,
+    demonstrated,
     held_out,
     outcome_labels,
     step_labels,
@@ -22,6 +23,7 @@ from agentrl.pipelines.parts.common import policy_to_train
 from agentrl.pipelines.parts.selected import Selected
 from agentrl.pipelines.parts.values import values_by_one
 from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.schemas.annotations import ADDED
 from agentrl.training.optimizer import OptimizerConfig
 
 if TYPE_CHECKING:
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
 
 
 class RewardTrainConfig(StageConfig):
-    kind: Literal["orm", "prm"] = Field(
+    kind: Literal["orm", "prm", "inverse"] = Field(
         description="orm: whether a row succeeds, at its last action token; prm: what each turn is worth, by "
-        "inputs.values, at its last token"
+        "inputs.values, at its last token; inverse: whether a turn is of inputs.demonstrations or of "
+        "inputs.trajectories, by differences of a value at its last token"
     )
     steps: int = Field(100, ge=1, description="optimiser steps")
     batch: int = Field(32, ge=1, description="rows in one optimiser step")
@@ -48,10 +51,16 @@ class RewardTrainConfig(StageConfig):
         False, description="for kind prm: values may be those of another policy than the one that sampled the rows"
     )
 
+    gamma: Annotated[float, ADDED] = Field(
+        1.0, ge=0, le=1, description="for kind inverse: discount of the value of the next turn"
+    )
+
     @model_validator(mode="after")
     def _of_its_kind(self) -> "RewardTrainConfig":
-        if self.kind == "prm" and self.balance == "task":
+        if self.kind != "orm" and self.balance == "task":
             raise ValueError("balance: task is for kind: orm, whose labels are successes; leave it out")
+        if self.kind != "inverse" and self.gamma != 1:
+            raise ValueError(f"gamma is for kind: inverse, and kind: {self.kind} has no next turn; leave it out")
         if self.optimizer.quantized:
             raise ValueError(
                 "optimizer.lora.quantize: nf4 is not supported here: the folder of a reward model has whole weights; "
@@ -73,25 +82,23 @@ def train(
     model: Model,
     trajectories: list[Trajectories],
     values: list[Steps] = [],  # noqa: B006  (an input that may be left out)
+    demonstrations: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
 ) -> TrainedReward:
-    """Train a reward model that begins as ``model``: on the outcomes of rows (``orm``), or on the values of their turns
-    (``prm``). A share of the tasks, with all their rows, is measured on afterwards.
+    """Train a reward model that begins as ``model``: on the outcomes of rows (``orm``), on the values of their turns
+    (``prm``), or on what tells turns of ``demonstrations`` from those of ``trajectories``, whatever their outcomes
+    (``inverse``). A share of the tasks, with all their rows, is measured on afterwards.
 
     Raises ValueError if the inputs do not match the kind, if labels do not differ, or if rows are of another
     tokenizer, and UnscoredError if outcomes are not known.
     """
     from agentrl.training.reward_model import RewardCard
 
-    if (config.kind == "prm") != bool(values):
-        raise ValueError(
-            "kind: prm needs inputs.values, such as those of steps.value"
-            if config.kind == "prm"
-            else "inputs.values are wired, and kind: orm learns from outcomes; set kind: prm, or leave them out"
-        )
+    _check_inputs(config.kind, values, demonstrations)
     policy = policy_to_train(model, config.optimizer)
-    chosen = Selected(trajectories, ["env", "n_action_tokens", "policy"]).merged()
+    shown = {name for selection in demonstrations for name in selection.ids()}
+    chosen = Selected([*demonstrations, *trajectories], ["env", "n_action_tokens", "policy"]).merged()
     tasks = _tasks(chosen)
-    labels, prover = _labels(config, chosen, values)
+    labels, prover = _labels(config, chosen, values, shown)
     held = held_out([tasks[position] for position in labels], config.holdout, context.seed)
     learned = {position: row for position, row in labels.items() if tasks[position] not in held}
     check_differ(learned, config.kind)
@@ -121,6 +128,7 @@ def train(
         prover=prover,
         precision=config.optimizer.precision,
         error=error(scored),
+        gamma=config.gamma if config.kind == "inverse" else None,
     )
     files = context.files(lambda path: net.save(path, about), "reward_model")
     return TrainedReward(
@@ -136,8 +144,22 @@ def _tasks(chosen: Selected) -> list[str]:
     return [f"{env} {task}" for env, task in zip(*names, strict=True)]
 
 
-def _labels(config: RewardTrainConfig, chosen: Selected, values: list[Steps]) -> tuple[Labels, str]:
+def _check_inputs(kind: str, values: Sequence[Steps], demonstrations: Sequence[Trajectories]) -> None:
+    needs = {"prm": "values", "inverse": "demonstrations"}
+    known = {"values": bool(values), "demonstrations": bool(demonstrations)}
+    usual = {"values": "those of steps.value", "demonstrations": "an expert's"}
+    for name, wired in known.items():
+        if wired and needs.get(kind) != name:
+            fitting = next(other for other, needed in needs.items() if needed == name)
+            raise ValueError(f"inputs.{name} are for kind: {fitting}, not {kind}; set that kind, or leave them out")
+        if not wired and needs.get(kind) == name:
+            raise ValueError(f"kind: {kind} needs inputs.{name}, such as {usual[name]}")
+
+
+def _labels(config: RewardTrainConfig, chosen: Selected, values: list[Steps], shown: Set[str]) -> tuple[Labels, str]:
     """The labels of rows, and the prover whose values they are."""
+    if config.kind == "inverse":
+        return demonstrated(chosen, shown), ""
     if config.kind == "orm":
         return outcome_labels(chosen), ""
     names = (chosen.scalars[name].to_pylist() for name in ("trajectory_id", "policy"))
@@ -159,12 +181,13 @@ def _fit(
     """The reward model after training, and the metrics of each step. A killed run goes on from its checkpoint."""
     from agentrl.training.loop import fit
     from agentrl.training.lora import merge_lora
-    from agentrl.training.reward_model import RewardNet, SoftLabels
+    from agentrl.training.reward_model import Inverse, RewardNet, SoftLabels
     from agentrl.training.step import Trainer
 
     context.keep_tokenizer(policy)
     net = RewardNet(policy)
-    trainer = Trainer(policy, SoftLabels(), config.optimizer, config.steps, seed=context.seed, scorer=net)
+    objective = Inverse(gamma=config.gamma) if config.kind == "inverse" else SoftLabels()
+    trainer = Trainer(policy, objective, config.optimizer, config.steps, seed=context.seed, scorer=net)
     with context.live() as live:
 
         def report(metrics: dict[str, float]) -> None:
@@ -181,7 +204,8 @@ def _scored(net: "RewardNet", config: RewardTrainConfig, rows: "TrainingRows", t
     """What the model says of labelled rows, whose units are positions in ``tasks``."""
     scored = ScoredLabels([], [], [])
     every = rows.take(range(len(rows)))
-    for number, scores in enumerate(net.scores(every, config.optimizer.micro_tokens)):
+    gamma = config.gamma if config.kind == "inverse" else None
+    for number, scores in enumerate(net.scores(every, config.optimizer.micro_tokens, gamma)):
         labels = every.values("logprobs", number)[every.values("mask", number)]
         scored.scores.extend(scores.tolist())
         scored.labels.extend(labels.tolist())

@@ -349,13 +349,16 @@ MODULES = {
     "proposing": ("propose",),
     "skills": ("library",),
     "named": ("toolrl", "agenttuning"),
+    "believing": ("confidence", "self_rewarding"),
 }
 """Module -> the methods whose experiments lie there, as functions of their names."""
 METHODS = {name: module for module, names in MODULES.items() for name in names}
 COURSES_OF = {
     "tune": ("words", "lookup", "rooms"),
     "hindsight": ("words", "lookup", "rooms", "rooms, silent"),
-    **dict.fromkeys(("online_replay", "online_starts", "propose", "toolrl"), ("words",)),
+    **dict.fromkeys(
+        ("online_replay", "online_starts", "propose", "toolrl", "confidence", "self_rewarding"), ("words",)
+    ),
     "distill": ("words", "lookup"),
     **dict.fromkeys(("curriculum", "tree"), ("words", "rooms")),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from agentrl.advantages.turns import turn_spans
-from agentrl.pipelines.handles import Model, Pairs, Trajectories
+from agentrl.pipelines.handles import Model, Pairs, Scores, Trajectories
 from agentrl.pipelines.parts.common import count, tagged_as_not_trained
 from agentrl.pipelines.parts.pairing import SideOfPair, by_task, pair_of, tokenised, weighted, whole_episodes
-from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.pipelines.parts.scores import ByScorer, under
+from agentrl.pipelines.stage import Context, stage
 from agentrl.schemas.pair import Pair, PairKind
 from agentrl.schemas.trajectory import Trajectory
 
 
-class OutcomeConfig(StageConfig):
+class OutcomeConfig(ByScorer):
     cut: int | None = Field(
         5, ge=0, description="a failure is cut to the turns of the success and so many more; null: it is kept whole"
     )
@@ -23,12 +24,18 @@ class OutcomeConfig(StageConfig):
 
 @stage("pairs.outcome", version=1)
 def outcome(
-    context: Context, config: OutcomeConfig, trajectories: list[Trajectories], model: Model | None = None
+    context: Context,
+    config: OutcomeConfig,
+    trajectories: list[Trajectories],
+    model: Model | None = None,
+    scores: list[Scores] = [],  # noqa: B006  (an input that may be left out)
 ) -> Pairs:
     """Preference pairs of whole rollouts, a success against a failure of the same task (ETO: Song et al. 2024): of the
     policy's own, or an expert's against the policy's. Text is tokenised for ``model``, which is needed for it.
+    With a ``scorer``, it says what is a success.
     Unscored rows, rows without a turn, and rows that are tagged as not trained on, are left out and counted. Rows of
     other splits than train are refused."""
+    trajectories = under(trajectories, scores, config.scorer)
     read = tokenised(context, trajectories, model)
     if text := [row.trajectory_id for row in read if not row.input_ids]:
         raise ValueError(f"{text[0]} is text; wire inputs.model, for which it is tokenised")

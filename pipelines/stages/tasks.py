@@ -251,6 +251,7 @@ class FromTrajectoriesConfig(StageConfig):
     failed: Annotated[bool, ADDED] = Field(
         False, description="only tasks at which a row failed and none succeeded; rows without a verdict say nothing"
     )
+    levels: Annotated[list[int] | None, ADDED] = Field(None, min_length=1, description="only tasks of these levels")
 
 
 @stage("tasks.from_trajectories", version=1)
@@ -260,9 +261,9 @@ def from_trajectories(
     trajectories: list[Trajectories],
     tasks: list[Tasks] | None = None,
 ) -> Tasks:
-    """The tasks that trajectories attempted, or only those ``failed``, each once, in order. If ``tasks`` holds a task,
-    it comes from there, with ground truth and metadata; otherwise it is made from the rows, and the metrics count it as
-    ``without_ground_truth``."""
+    """The tasks that trajectories attempted, or only those ``failed`` or of some ``levels``, each once, in order. If
+    ``tasks`` holds a task, it comes from there, with ground truth and metadata; otherwise it is made from the rows, and
+    the metrics count it as ``without_ground_truth``."""
     whole = {task.task_id: task for handle in tasks or [] for task in handle.read()}
     rows: dict[str, Task] = {}
     verdicts: dict[str, set[bool | None]] = {}
@@ -270,6 +271,10 @@ def from_trajectories(
         for row in selection.table([*_OF_A_ROW, "success"]).to_pylist():
             verdicts.setdefault(row["task_id"], set()).add(row.pop("success"))
             rows.setdefault(row["task_id"], whole.get(row["task_id"]) or Task(**row))
+    if config.levels:
+        if absent := set(config.levels) - {task.level for task in rows.values()}:
+            raise ValueError(f"levels: no row is of level {min(absent)}; leave it out")
+        rows = {name: task for name, task in rows.items() if task.level in config.levels}
     if config.failed:
         rows = {name: task for name, task in rows.items() if verdicts[name] - {None} == {False}}
     env = str(config.env) if config.env else ""

@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.parent.name for path in METHODS.glob("*/pipeline.yaml"))
 SMALLEST = {"train": 24, "dev": 4, "heldout": 4, "steps": 2, "batch": 4, "iterations": 1, "tasks": 2, "samples": 2}
 
-OF_DIFFERENCES = {"agentq", "fork", "ipr", "slicing", "guidance", "splice", "reward_model", "webrl"}
+OF_DIFFERENCES = {
+    *("agentq", "fork", "ipr", "slicing", "guidance", "splice", "reward_model", "webrl", "copilot", "researcher"),
+}
 """Methods that learn from differences of successes and failures; a policy that solves nothing has none."""
 
 

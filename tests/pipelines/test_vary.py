@@ -65,3 +65,13 @@ def test_no_variant_is_put_together_as_a_compositional_task(tmp_path: Path) -> N
     shared, refused = chains("heldout", "compositional")
     assert not shared
     assert refused > 0
+
+
+def test_tasks_of_some_levels(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    tasks = harness.run(generate, {**MATH, "train": 24})["train"]
+    rows = harness.run(synthesize, tasks=tasks)["trajectories"]
+    some = harness.run(from_trajectories, {"levels": [2]}, trajectories=[rows], tasks=[tasks])["tasks"].read()
+    assert some == [task for task in tasks.read() if task.level == 2]
+    with pytest.raises(ValueError, match="levels: no row is of level 9; leave it out"):
+        harness.run(from_trajectories, {"levels": [2, 9]}, trajectories=[rows])

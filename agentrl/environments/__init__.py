@@ -22,6 +22,7 @@ ENVIRONMENTS = {
     "office": "agentrl.environments.office.environment:Office",
     "openenv": "agentrl.environments.adapters.openenv:OpenEnvironment",
     "predict": "agentrl.environments.predict:Predict",
+    "propose": "agentrl.environments.propose:Propose",
     "reasoning_gym": "agentrl.environments.adapters.reasoning_gym:ReasoningGym",
     "repository": "agentrl.environments.repository.environment:Repository",
     "research": "agentrl.environments.research.environment:Research",

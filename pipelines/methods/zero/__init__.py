@@ -1,0 +1,1 @@
+"""R-Zero and Absolute Zero: one policy proposes tasks and solves them."""

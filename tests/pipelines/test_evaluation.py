@@ -196,6 +196,11 @@ def test_an_evaluation_of_several_attempts(harness: Harness, tasks: Tasks, model
     assert overall["greedy"]["pass@2"] is None
     assert overall["greedy"]["best_of_n"] is None
     assert done.metrics["pass@2"] >= done.metrics["pass^2"]
+    sampled = [row for row in done["trajectories"].read() if "sampled" in row.tags]
+    roles = [[message.role for message in row.messages] for row in sampled]
+    first = [row.message_seconds[spoke.index(Role.ASSISTANT)] for row, spoke in zip(sampled, roles, strict=True)]
+    assert done.metrics["first_action_s"] == pytest.approx(sum(first) / len(first), abs=1e-4)
+    assert not any("first_action_s" in row for row in results), "digests of results do not depend on time"
     rows = done["trajectories"].table(["group_id", "tags"]).to_pylist()
     assert sorted(Counter(entry["group_id"] for entry in rows if "sampled" in entry["tags"]).values()) == [2, 2, 2]
 

@@ -258,9 +258,9 @@ def trained_tokens(made: Any) -> int:
     return round(sum(row["tokens"] for row in made["metrics"].table().to_pylist()))
 
 
-def online(setting: Setting, states: Any = None, **settings: Any) -> tuple[Any, Spent, list[float]]:
-    """The warm policy after GRPO, from the rows ``states`` if there are any; what it spent, and the level of
-    each iteration that had one."""
+def online(setting: Setting, states: Any = None, inputs: Any = None, **settings: Any) -> tuple[Any, Spent, list[float]]:
+    """The warm policy after GRPO, from the rows ``states`` if there are any, with other ``inputs``; what it spent, and
+    the level of each iteration that had one."""
     from agentrl.pipelines.stages.grpo import online as stage
 
     warmup, lr = min(4, settings.get("iterations", ITERATIONS) // 2), settings.pop("lr", setting.course.lr)
@@ -269,7 +269,7 @@ def online(setting: Setting, states: Any = None, **settings: Any) -> tuple[Any, 
         "optimizer": {"lr": lr, "schedule": "linear", "warmup": warmup},
         "checkpoint_every": 1000,
     }  # fmt: skip
-    inputs = {"starts": [states]} if states else {}
+    inputs = {**(inputs or {}), **({"starts": [states]} if states else {})}
     made = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks, **inputs)
     spent, metrics = of_rollouts(made["trajectories"]), made["metrics"].table().to_pylist()
     levels = [row["level"] for row in metrics if row.get("level")]

@@ -14,6 +14,7 @@ from agentrl.algorithms.policy_gradient import PolicyGradient
 from agentrl.algorithms.ppo import PPO
 from agentrl.engines.routes import route_shape
 from agentrl.models.policy import Policy
+from agentrl.online.agents import by_agent
 from agentrl.online.credit import Credit, Extras, assign, group_of
 from agentrl.online.forest import ForestConfig
 from agentrl.online.mismatch import mismatch
@@ -108,7 +109,7 @@ class Learner:
             )
         credit = assign(self.algorithm, made, self._extras(made, greedy), self.fork)
         trained = {row.episode_id for row, live in zip(made, credit.trained, strict=True) if live}
-        seen = {}
+        seen = by_agent(made, credit.advantages)
         if self.observed:
             credit = replace(credit, rows=self.observed.rows(credit.rows, made, credit.attempts))
             seen["observations_unplaced"] = float(self.observed.unplaced)
@@ -134,8 +135,9 @@ class Learner:
     def _of_rollouts(self, sampled: Sequence[Trajectory], made: Sequence[Trajectory], trained: int) -> dict[str, float]:
         """Metrics of what was ``sampled``, of which ``made`` has a reward, and so many episodes are trained on."""
         episodes, ages = firsts(made), [self.policy.version - row.policy_version for row in made]
+        judged = [row for row in episodes if row.success is not None]  # words have the reward of several acts
         return {
-            "success": sum(row.scored_success() for row in episodes) / len(episodes),
+            "success": sum(row.scored_success() for row in judged) / max(1, len(judged)),
             "reward": sum(row.scored_reward() for row in episodes) / len(episodes),
             "tokens_per_rollout": sum(row.n_tokens for row in made) / len(episodes),
             "dropped_groups": (len(episodes) - trained) / self.samples,

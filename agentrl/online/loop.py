@@ -24,7 +24,7 @@ from agentrl.rollouts.in_flight import Flow, NumberedAttempt
 from agentrl.rollouts.runner import Attempt, RolloutRunner, nothing_sampled
 from agentrl.rollouts.segments import firsts
 from agentrl.schemas.task import Task
-from agentrl.schemas.trajectory import Termination, Trajectory
+from agentrl.schemas.trajectory import NOT_TRAINED, Termination, Trajectory
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -48,8 +48,8 @@ class OnlineLoop:
     """Each iteration trains on the groups of tickets that :class:`Tickets` chooses, of ``learner.samples`` rollouts
     each. Without a ``curriculum``, every task is drawn once before any is drawn again. ``name`` gives the id of a
     rollout by its number, which follows from ticket and sample. ``replay`` draws what is trained on again.
-    Rollouts of the first tasks begin after ``starts``, one for each of them. ``routes`` says whether the log has those
-    of rollouts, which are then replayed.
+    Rollouts of the first tasks begin after ``starts``, one for each of them. If the runner has a team, those of a
+    ticket are its agents'. ``routes`` says whether the log has those of rollouts, which are then replayed.
 
     Use it in ``with``, inside that of its runner: at the end, what is under way is cancelled. If the engine is
     reproducible, tickets that are opened together are sampled to their end before anything else happens, so that equal
@@ -69,7 +69,7 @@ class OnlineLoop:
         starts: Sequence[Prefix] = (),
         routes: bool = False,
     ) -> None:
-        self.starts, self.routes = starts, routes
+        self.starts, self.routes, self.team = starts, routes, runner.team.team if runner.team else None
         self.runner, self.learner, self.tasks = runner, learner, tasks
         self.tickets, self.log, self.name = tickets, log, name
         self.in_step = runner.engine.reproducible
@@ -151,7 +151,8 @@ class OnlineLoop:
 
     def _ticket(self, number: int, rows: Sequence[Trajectory], fills: bool) -> dict[str, Any]:
         """What :mod:`agentrl.online.coverage` says of a ticket."""
-        version, episodes = min(row.policy_version for row in rows), firsts(rows)
+        version, episodes = self.learner.policy.version, firsts(rows)
+        oldest = min((row.policy_version for row in rows if NOT_TRAINED not in row.tags), default=version)
         return {
             "ticket": number,
             "task_id": self._task(number).task_id,
@@ -160,8 +161,8 @@ class OnlineLoop:
             "rows": len(episodes),
             "unscored": sum(row.reward is None for row in episodes),
             "turns": sum(row.n_steps for row in rows),
-            "version": version,
-            "staleness": self.learner.policy.version - version,
+            "version": oldest,
+            "staleness": version - oldest,
         }
 
     # -- groups under way
@@ -215,12 +216,14 @@ class OnlineLoop:
         following = []
         for number in sorted(by_number) if self.in_step else by_number:
             rows = self._grown.pop(number, []) + [_tagged(row, self.learner.samples) for row in by_number[number]]
-            if len(rows) < self.per_ticket:
+            if len(firsts(rows)) < self.per_ticket:
                 self._grown[number] = rows
                 following += self._jobs(number, rows)
                 continue
             if self.learner.fork:
                 self.learner.fork.check(rows)
+            if self.team:
+                rows = self.team.credited(rows)
             self._check_start(number, rows)
             self._whole(number, rows)
             self._fresh += rows
@@ -242,22 +245,27 @@ class OnlineLoop:
     # -- what a ticket is
 
     def _jobs(self, number: int, rows: Sequence[Trajectory] = ()) -> list[NumberedAttempt]:
-        """What is sampled next of a ticket that has these rows: all there is, or a round of its trees."""
-        task, samples, first = self._task(number), self.learner.samples, number * self.per_ticket
-        group, deadline = self.name(first), self.tickets.open[number]
-        size = self.tickets.size
-        seed = stream(self.learner.seed, "online", number // size, 0)
+        """What is sampled next of a ticket that has these rows: all there is, or a round of its trees or its team."""
+        samples, first, size = self.learner.samples, number * self.per_ticket, self.tickets.size
+        seed, deadline = stream(self.learner.seed, "online", number // size, 0), self.tickets.open[number]
         drawn = self.runner.explore.sampling(self.runner.sampling, number // size, self.tickets.batches)
-        prefixes: Sequence[Prefix | None] = [self._start(number)] * self.per_ticket
-        if self.learner.fork:
-            prefixes = self.learner.fork.prefixes(rows, task, stream(seed, "fork", number % size, len(rows)))
         jobs = []
-        for index, prefix in enumerate(prefixes, len(rows)):
+        for attempt in self._attempts(number, rows, stream(seed, "fork", number % size, len(rows))):
+            index = attempt.index
             greedy = self.runner.sampling.model_copy(update={"temperature": 0.0}) if index >= samples else drawn
-            attempt = Attempt(task, index, group=group, prefix=prefix)
             own = stream(seed, "row", number % size * samples + index)
             jobs.append(NumberedAttempt(attempt, self.name(first + index), first + index, own, greedy, deadline))
         return jobs
+
+    def _attempts(self, number: int, rows: Sequence[Trajectory], seed: int) -> list[Attempt]:
+        """The attempts of a ticket that follow its rows."""
+        task, group = self._task(number), self.name(number * self.per_ticket)
+        if self.team:
+            return self.team.attempts(task, group, rows, self.per_ticket)
+        prefixes: Sequence[Prefix | None] = [self._start(number)] * self.per_ticket
+        if self.learner.fork:
+            prefixes = self.learner.fork.prefixes(rows, task, seed)
+        return [Attempt(task, index, group=group, prefix=prefix) for index, prefix in enumerate(prefixes, len(rows))]
 
     def _task(self, number: int) -> Task:
         return self.tasks[self._draws.of(number)]

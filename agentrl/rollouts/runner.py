@@ -14,7 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from agentrl.chat.probes import check_asking
-from agentrl.engines.base import Engine, EngineError, Sampling, Weights
+from agentrl.engines.base import Engine, EngineError, Sampling, Session, Weights
 from agentrl.engines.blocking import Background, blocking
 from agentrl.engines.seeds import stream
 from agentrl.environments.adapted import Adapted, protocol
@@ -36,6 +36,7 @@ from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from agentrl.rollouts.outcomes import COUNTED, latency_tags, spent
 from agentrl.rollouts.progress import EpisodeReport, OnProgress
 from agentrl.rollouts.segments import Segment, by_attempt, firsts, name_of
+from agentrl.rollouts.team import SOURCE, Playing, TeamRun
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Termination, Trajectory, seconds_of_messages
 
@@ -59,7 +60,8 @@ class RolloutRunner:
     ``tries`` counts ``attempts``. An engine without token ids needs no ``policy``. ``explore`` says how rollouts
     explore; ``teacher`` is the engine of whom attempts have ``advised`` turns, in place of the environment.
     ``on_failed`` is told, in a thread, of the rows of an attempt that failed by no doing of the policy and is made
-    again, as ``limits.retry`` says. ``on_routes``, if it is set, is told of the routes of each row's turns.
+    again, as ``limits.retry`` says. ``team`` says which agents act in an episode, if there are several. ``on_routes``,
+    if it is set, is told of the routes of each row's turns.
 
     As a context manager it does all its work on one event loop, in a thread of its own, so that connections stay open
     between calls, and closes the engine and the environments at the end, also after an error or Ctrl-C. Otherwise the
@@ -78,7 +80,10 @@ class RolloutRunner:
         explore: Explore = NO_EXPLORATION,
         teacher: Engine | None = None,
         on_failed: OnRows | None = None,
+        team: Playing | None = None,
     ) -> None:
+        if team:
+            team.check(environment.values() if isinstance(environment, Mapping) else [environment])
         if policy is None and engine.exact:
             raise ValueError("an engine with token ids needs the policy's tokenizer; give the policy")
         if policy and sampling.compress and sampling.compress.by == "summary":
@@ -93,6 +98,7 @@ class RolloutRunner:
         self.explore = explore
         self.teacher = teacher
         self.on_failed = on_failed
+        self.team = team
         self.on_routes: Callable[[str, list[np.ndarray]], None] | None = None
         self.counts: Counter[str] = Counter()
         self.tries: Counter[str] = Counter()
@@ -114,7 +120,8 @@ class RolloutRunner:
                 for thing_with_close in given
                 if iscoroutinefunction(getattr(thing_with_close, "close", None))
             ]
-            engines = [engine for engine in (self.engine, self.teacher) if engine is not None]
+            other = self.team.other.engine if self.team and self.team.other else None
+            engines = [engine for engine in (self.engine, self.teacher, other) if engine is not None]
             loop.wait(_ended([*engines, *opened]))
         finally:
             loop.close()
@@ -127,12 +134,6 @@ class RolloutRunner:
         """The same runner with other sampling; both add to the same ``counts``."""
         other = copy.copy(self)
         other.sampling = sampling
-        return other
-
-    def acting_in(self, environment: Environment) -> "RolloutRunner":
-        """The same runner in another environment; both add to the same ``counts``."""
-        other = copy.copy(self)
-        other.environment = environment
         return other
 
     def run(
@@ -264,8 +265,7 @@ class RolloutRunner:
         for number in count(1):
             self.tries["attempts"] += 1
             session = self.engine.open((job.number,), root=f"{attempt.group_id}{attempt.hint}")
-            kind = AgentRun if isinstance(environment, AgentEnvironment) else EpisodeRun
-            run = kind(act, environment, attempt, session, job.seed, job.deadline)
+            run = self._run(act, environment, job, session)
             try:
                 await run.run()
             finally:
@@ -286,6 +286,13 @@ class RolloutRunner:
             if self.on_routes:
                 self.on_routes(row.trajectory_id, segment.session.routes)
         return rows
+
+    def _run(self, act: Act, environment: Environment, job: NumberedAttempt, session: Session) -> EpisodeRun:
+        """A run of a job's episode. What a team's actor does after given words is an episode of its own."""
+        given = (act, environment, job.attempt, session, job.seed, job.deadline)
+        if isinstance(environment, AgentEnvironment):
+            return AgentRun(*given)
+        return TeamRun(*given, playing=self.team) if self.team and not job.attempt.hint else EpisodeRun(*given)
 
     def _count(self, name: str, run: EpisodeRun, wrong: Mapping[str, int]) -> None:
         """Count what went ``wrong`` in an episode, and keep the first reason of each."""
@@ -317,7 +324,7 @@ class RolloutRunner:
     def _trajectory(self, name: str, run: EpisodeRun, index: int, segment: Segment, source: str) -> Trajectory:
         """The row of the episode's segment number ``index``."""
         task, session, prefix = run.attempt.task, segment.session, run.attempt.prefix if segment.continues else None
-        score = run.score if segment.trained else None
+        score, policy = run.score if segment.trained else None, segment.speaker or self.policy
         parent = name_of(name, segment.parent) if segment.parent is not None else prefix.parent if prefix else None
         return Trajectory(
             trajectory_id=name_of(name, index),
@@ -329,13 +336,13 @@ class RolloutRunner:
             sample_index=run.attempt.index,
             parent_id=parent,
             fork_at=segment.fork_at or (len(prefix.ids) if prefix else 0),
-            source=source,
+            source=SOURCE if self.team else source,
             env=task.env,
             env_version=run.environment.version,
             split=task.split,
             level=task.level,
             prompt=task.prompt,
-            policy=self.policy.name if self.policy else getattr(self.engine, "name", ""),
+            policy=policy.name if policy else getattr(self.engine, "name", ""),
             policy_version=session.spans[0].version if session.spans else self.engine.version,
             sampling=run.act.sampling.model_dump_json(),
             reward=score.reward if score else None,
@@ -353,7 +360,7 @@ class RolloutRunner:
             tools=session.tools,
             final_state=json.dumps(score.state if score else None),
             **spent(session.usage),
-            tokenizer=self.policy.tokenizer_fingerprint if self.policy and session.ids else "",
+            tokenizer=policy.tokenizer_fingerprint if policy and session.ids else "",
             input_ids=session.ids,
             action_mask=session.mask,
             logprobs=session.logprobs,

@@ -4,11 +4,15 @@ attempt."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agentrl.engines.base import Session
 from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.models.policy import Speaker
 
 SUMMARY = "summary"
 """Name of the message that asks a policy to sum up what it knows."""
@@ -19,7 +23,8 @@ class Segment:
     """What one row of an episode has: a session, and the counts of what happened in it. The first ``fork_at`` tokens
     are those of the earlier row number ``parent``, or without any, that row's ``agent`` called this one. What is not
     ``trained`` is no part of the work, and has no reward. ``continues`` says that it goes on from the row that the
-    attempt does, if that goes on from one."""
+    attempt does, if that goes on from one. ``speaker`` is the policy's side of who acted, if it is another one than the
+    rollouts' policy."""
 
     session: Session
     steps: int
@@ -31,6 +36,7 @@ class Segment:
     trained: bool = True
     tags: tuple[str, ...] = ()
     continues: bool = True
+    speaker: "Speaker | None" = None
 
 
 def name_of(episode: str, segment: int) -> str:

@@ -52,6 +52,7 @@ STAGES = {
     "train.online": "agentrl.pipelines.stages.grpo:online",
     "train.preference": "agentrl.pipelines.stages.train:preference",
     "train.sft": "agentrl.pipelines.stages.train:sft",
+    "trajectories.cast": "agentrl.pipelines.methods.team.cast:cast",
     "trajectories.correct": "agentrl.pipelines.methods.dagger.correct:correct",
     "trajectories.curate": "agentrl.pipelines.stages.curate:curate",
     "trajectories.cut": "agentrl.pipelines.stages.cut:cut",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agentrl.models.policy import Policy, Speaker
     from agentrl.rewards.component import Reward
     from agentrl.rollouts.runner import RolloutRunner
+    from agentrl.rollouts.team import Playing
     from agentrl.schemas.task import Task
     from agentrl.schemas.trajectory import Message
     from agentrl.training.optimizer import OptimizerConfig
@@ -186,11 +187,12 @@ def rollout_runner(
     sampler: "Policy | None" = None,
     explore: Explore = NO_EXPLORATION,
     teacher: "Engine | None" = None,
+    team: "Playing | None" = None,
 ) -> "Iterator[RolloutRunner]":
     """A policy in the environments of ``tasks``; ``rewards`` are added to those of the environments. ``report`` shows
     episodes as progress. ``sampler`` is a copy of the policy with a model of the engine's own, if the policy is changed
-    while it samples. ``explore`` and ``teacher`` are those of :class:`agentrl.rollouts.runner.RolloutRunner`. Attempts
-    that fail and are made again are kept. At the end the engines are closed.
+    while it samples. ``explore``, ``teacher`` and ``team`` are those of :class:`agentrl.rollouts.runner.RolloutRunner`.
+    Attempts that fail and are made again are kept. At the end the engines are closed.
 
     Raises ModelMismatchError if the embedded engine does not give the model's own log-probs, and ValueError if no stage
     chose an environment.
@@ -209,7 +211,7 @@ def rollout_runner(
     built = engine.build(sampler or policy)
     with (
         FailedAttempts(context) as failed,
-        RolloutRunner(policy, built, places, sampling, rewards, limits, tell, explore, teacher, failed) as runner,
+        RolloutRunner(policy, built, places, sampling, rewards, limits, tell, explore, teacher, failed, team) as runner,
     ):
         yield runner
 

@@ -21,6 +21,7 @@ from agentrl.online.tickets import Tickets
 from agentrl.pipelines.handles import Folder, Model, NoteTable, Table, Tasks, Trajectories
 from agentrl.pipelines.methods.distill.teaching import Teaching, teaching
 from agentrl.pipelines.methods.echo.observed import weighing
+from agentrl.pipelines.methods.team.frozen import Frozen
 from agentrl.pipelines.parts.budget import check_room
 from agentrl.pipelines.parts.common import load_policy, policy_to_train, rollout_runner, warn_of_splits
 from agentrl.pipelines.parts.outcomes import ENDS, MOST, record_excluded_of, record_failures, warn_of_shares
@@ -65,16 +66,21 @@ def online(
     notes: NoteTable | None = None,
     replay: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
     starts: list[Trajectories] = [],  # noqa: B006  (an input that may be left out)
+    speaker: Model | None = None,
+    actor: Model | None = None,
 ) -> Online:
     """Online reinforcement learning at temperature 1, by any algorithm of the union. ``teacher`` is that of
     ``algorithm: {type: distill}``, which may see ``notes``. ``replay`` and ``starts`` are stored rows for the
-    settings of these names.
+    settings of these names. With ``team``, the agents that speak may be ``speaker``, or the one that acts ``actor``:
+    these models are frozen, and their rows are not trained on.
 
     Every rollout goes into the buffer, with its log-probabilities and the version of the policy that sampled it. The
     table ``steps`` lists the rollouts of each step with their advantages. ``batches`` holds the training rows of each
     optimiser step, so that any step can be computed again. ``coverage`` has a row for each task that was drawn.
     """
-    return _train(context, config, model, tasks, dev, Teaching(teacher, notes), Stored(replay, starts))
+    return _train(
+        context, config, model, tasks, dev, Teaching(teacher, notes), Stored(replay, starts), Frozen(speaker, actor)
+    )
 
 
 class GRPOConfig(OnlineConfig):
@@ -96,6 +102,7 @@ def _loop(
     dev: Tasks | None,
     taught: Teaching,
     stored: Stored,
+    frozen: Frozen,
 ) -> "Iterator[tuple[OnlineLoop, Keeper]]":
     """The loop, and what keeps its checkpoints. At the end its engine is closed."""
     from agentrl.online.curriculum import Curriculum, CurriculumConfig
@@ -123,8 +130,9 @@ def _loop(
         changes = tickets.overlaps and not models  # the model that samples would be trained meanwhile
         own = replace(policy, model=copy.deepcopy(policy.model)) if changes else None
         shown, engine = rows + judged, config.engine.with_routes() if config.routes else config.engine
+        report, explore, team = False, config.explore, frozen.playing(config)
         with rollout_runner(
-            context, policy, shown, sampling, engine, config.limits, config.rewards, False, own, config.explore
+            context, policy, shown, sampling, engine, config.limits, config.rewards, report, own, explore, team=team
         ) as runner:
             check_room(policy, runner, shown)
             if continued := rows if config.fork and config.fork.rounds else rows[: len(starts)]:
@@ -152,7 +160,7 @@ def _learner(
         config.algorithm,
         config.optimizer,
         iterations=config.iterations,
-        samples=config.samples,
+        samples=config.rollouts,
         seed=context.seed,
         updates=config.updates,
         models=models,
@@ -211,9 +219,11 @@ def _train(
     dev: Tasks | None,
     taught: Teaching = Teaching(),  # noqa: B008  (immutable)
     stored: Stored = Stored(),  # noqa: B008  (immutable)
+    frozen: Frozen = Frozen(),  # noqa: B008  (immutable)
 ) -> Online:
     check_sources(config, stored)
-    with _loop(context, config, model, tasks, dev, taught, stored) as (loop, keeper):
+    frozen.check(config.team)
+    with _loop(context, config, model, tasks, dev, taught, stored, frozen) as (loop, keeper):
         return _trained(context, config, loop, keeper)
 
 

@@ -22,6 +22,7 @@ from agentrl.pipelines.stages.checkpoints import Checkpoints
 from agentrl.rewards import Rewards
 from agentrl.rollouts.exploring import Explore
 from agentrl.rollouts.limits import Limits
+from agentrl.rollouts.team import Team
 from agentrl.schemas.annotations import ADDED
 from agentrl.training.job import DeepSpeed
 from agentrl.training.optimizer import OptimizerConfig
@@ -43,6 +44,11 @@ class OnlineConfig(Compressing, TeacherConfig):
         None,
         description="a reverse curriculum: rollouts begin in states of the successes of inputs.starts, from the end "
         "backwards, and then with whole tasks; draw says when it goes on. None: all begin with their tasks",
+    )
+    team: Annotated[Team | None, ADDED] = Field(
+        None,
+        description="several agents in one episode: speakers say one thing each, and the actor acts; samples is how "
+        "often the speakers speak. None: the policy acts alone",
     )
     replay: Annotated[ReplayConfig | None, ADDED] = Field(
         None, description="stored rollouts are trained on beside fresh ones in each step; None: fresh ones alone"
@@ -93,6 +99,11 @@ class OnlineConfig(Compressing, TeacherConfig):
                 "to the older policy that sampled would be lost"
             )
         return self
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts of each task."""
+        return self.team.rollouts(self.samples) if self.team else self.samples
 
     @model_validator(mode="before")
     @classmethod
@@ -187,6 +198,28 @@ class OnlineConfig(Compressing, TeacherConfig):
                 f"compress makes several rows of an episode, and {problems[0]}; leave compress out, or use an "
                 "algorithm that credits whole episodes (grpo, dapo, rloo, ...) with credit: whole"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _agents_of_a_team_are_credited(self) -> "OnlineConfig":
+        if self.team is None:
+            return self
+        algorithm, several = self.algorithm, self.team.acts > 1
+        credits = ("whole", "fork_turn") if several else ("whole", "joint")
+        wrong = {
+            "fork makes trees of one agent's turns": self.fork is not None,
+            "starts are states of one agent": self.starts is not None,
+            "replay draws stored rows, which are not those of whole teams": self.replay is not None,
+            "compress makes several rows of an agent": self.compress is not None,
+            f"algorithm.type: {algorithm.type} values the turns of one agent": algorithm.needs_critic,
+            f"algorithm.type: {algorithm.type} asks a teacher about the turns of one agent": algorithm.needs_teacher,
+            f"algorithm.type: {algorithm.type} compares with a greedy rollout, and with team.acts: {self.team.acts} a "
+            "rollout has several outcomes": algorithm.needs_greedy and several,
+            f"algorithm.credit: {algorithm.credit} with team.acts: {self.team.acts}, which goes with "
+            f"{' or '.join(credits)}": algorithm.credit not in credits,
+            "explore.tool takes the place of turns, and a speaker has no tools": self.explore.tool > 0,
+        }
+        _refuse("team", wrong)
         return self
 
     @model_validator(mode="after")

@@ -41,7 +41,7 @@ class TeamEngine(TabularEngine):
             best = max(chances, key=lambda action: chances[action])
             message = said(ANSWER if opening.endswith("planner: here") else best, len(session.messages))
         ids = self.codec.assistant(message)
-        return Turn(ids, [-0.5] * len(ids), [Span(version=0, start=0, end=len(ids))], "stop")
+        return Turn(ids, [-0.5] * len(ids), [Span(version=self.version, start=0, end=len(ids))], "stop")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -5,6 +5,7 @@
   rounds what was right, beside DPO on verified outcomes of as many rollouts.
 """
 
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -36,6 +37,10 @@ ALONE = {
 }
 
 
+MEASURED = {"judged": 256, "dev": 64}
+"""Tasks of the second experiment that are judged, and on which a temperature is chosen."""
+
+
 def confidence(env: str) -> bool:
     arms = {name: Arm(name) for name in ("warm", *ALONE)}
     for seed, folder in seeds(f"confidence {env}", arms):
@@ -60,6 +65,8 @@ def self_rewarding(env: str) -> bool:
     for seed, folder in seeds(f"self_rewarding {env}", arms):
         harness, tasks, shown = expert(env, seed, folder)
         warm = imitated("judging", env, harness, tasks, [shown], context=320)
+        measuring = {name: harness.tasks(getattr(warm, name).read()[: MEASURED[name]]) for name in MEASURED}
+        warm = replace(warm, **measuring)
         given = harness.tasks(tasks["train"].read()[:SELF_TASKS])
         taught = to_judge(warm, warm.warm, given, [shown])
         arms["taught"].add(judged(warm, taught), Spent())

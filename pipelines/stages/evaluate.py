@@ -66,6 +66,11 @@ class EvaluateConfig(Compressing):
             raise ValueError("best_of picks one of several samples; set samples to 2 or more")
         if self.search and self.compress:
             raise ValueError("search goes on from turns of rows, which compress cuts; leave one of them out")
+        if self.search and self.search.judge == "reward_model":
+            raise ValueError(
+                "search.judge: reward_model is an input of search.tree, which evaluate.policy lacks; ask models by "
+                "judge: {engines: [...]}, or leave it out"
+            )
         if not self.engine.exact and (self.search or self.compress):
             raise ValueError(
                 f"{'search' if self.search else 'compress'} needs token ids, which engine {self.engine.type} does not "

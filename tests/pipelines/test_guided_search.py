@@ -2,22 +2,28 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from forked import LIMITS, harness, model, tabular, tasks
 from judge_server import JudgeServer, judging
 from pydantic import ValidationError
 
 from agentrl.environments.rooms.environment import Rooms
 from agentrl.environments.rooms.house import house
-from agentrl.pipelines.handles import Model, Tasks
+from agentrl.models.policy import Policy
+from agentrl.pipelines.handles import Model, RewardModel, Tasks
 from agentrl.pipelines.harness import Harness, Result
 from agentrl.pipelines.methods.lats.grow import TreeSearchConfig
 from agentrl.pipelines.methods.lats.search import tree
+from agentrl.pipelines.methods.lats.valuing import Valuing
+from agentrl.pipelines.methods.reward_model.score import score
 from agentrl.pipelines.stages.evaluate import evaluate
 from agentrl.rollouts.reopen import opening_of
 from agentrl.schemas.trajectory import Termination, Trajectory
+from agentrl.training.reward_model import RewardCard, RewardNet
 
 __all__ = ["harness", "model", "tabular", "tasks"]
 
@@ -192,3 +198,33 @@ def test_a_search_that_sees_rewards_is_no_success(harness: Harness, model: Model
     assert "best_of_search" not in done.metrics
     with pytest.raises(ValidationError, match="search gives many rows of a task, and nothing picks one: set best_of"):
         evaluate.config.model_validate({"search": {}})
+
+
+def test_a_reward_model_values_every_state_of_a_tree(
+    harness: Harness, model: Model, few: Tasks, tmp_path: Path
+) -> None:
+    """What rewards.score says of the same turns."""
+    net = RewardNet(Policy.load(model.path))
+    torch.manual_seed(0)
+    torch.nn.init.normal_(net.head.weight)
+    about = RewardCard(kind="prm", base="m", base_digest="", tokenizer=net.policy.tokenizer_fingerprint, error=0.1)
+    net.save(tmp_path / "prm", about)
+    given = RewardModel(tmp_path / "prm", "prm", "reward_model", "0" * 32)
+    done = harness.run(tree, {**SMALL, "judge": "reward_model"}, tasks=few, model=model, reward_model=given)
+    rows = check_tree(done)
+    scored = harness.run(score, reward_model=given, trajectories=[done["trajectories"]])
+    values = {(step.trajectory_id, step.turn): step.q for step in scored["steps"].read()}
+    nodes = [node for node in done["nodes"].table().to_pylist() if node["parent_node"]]
+    assert done.metrics["judged"] == len(nodes) > len(rows) / 2
+    assert len({round(node["judge"], 3) for node in nodes}) > 1
+    for node in nodes:
+        assert node["judge"] == pytest.approx(values[node["trajectory_id"], node["depth"] - 1], abs=1e-5)
+    with pytest.raises(ValueError, match=r"judge: reward_model needs inputs\.reward_model"):
+        harness.run(tree, {**SMALL, "judge": "reward_model"}, tasks=few, model=model)
+    with pytest.raises(ValueError, match=r"inputs\.reward_model is wired, and judge is another"):
+        harness.run(tree, SMALL, tasks=few, model=model, reward_model=given)
+    with pytest.raises(ValidationError, match=r"search\.judge: reward_model is an input of search\.tree"):
+        evaluate.config.model_validate({"search": {"judge": "reward_model"}, "samples": 2, "best_of": [{"type": "f1"}]})
+    net.save(tmp_path / "orm", about.model_copy(update={"kind": "orm"}))
+    with pytest.raises(ValueError, match=r"is of kind: orm, which says nothing of states in the middle"):
+        Valuing(RewardModel(tmp_path / "orm", "orm", "reward_model", "0" * 32))

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from agentrl.advantages.turns import acting
 from agentrl.pipelines.methods.lats.judging import NOTES, Reflector, StateJudge
 from agentrl.pipelines.methods.lats.tree import TreeNode, agreement, back_up, mixed, select
+from agentrl.pipelines.methods.lats.valuing import Valuing
 from agentrl.pipelines.methods.reflexion.notes import said_by
 from agentrl.pipelines.parts.common import count, secrets_of
 from agentrl.pipelines.parts.continuing import Continuations
@@ -49,9 +50,10 @@ class TreeSearchConfig(StageConfig):
         description="the search is guided by the true reward, and ends with the first success; otherwise it is guided "
         "by how many continuations come to the same end, and rewards are read when it is over",
     )
-    judge: Annotated[StateJudge | None, ADDED] = Field(
+    judge: Annotated[Literal["reward_model"] | StateJudge | None, ADDED] = Field(
         None,
-        description="models that say what the states of the tree are worth, as in {engines: [{type: openai, ...}]}",
+        description="who says what the states of the tree are worth: models, as in {engines: [{type: openai, ...}]}, "
+        "or reward_model, the input of that name",
     )
     alpha: Annotated[float, ADDED] = Field(
         ALPHA, ge=0, le=1, description="share of what the search finds itself in a value; the rest is the judge's"
@@ -181,9 +183,10 @@ def grow(
     tasks: Sequence[Task],
     first: int = 0,
     shard: int = 0,
+    valuing: Valuing | None = None,
 ) -> list[GrownTree]:
     """The trees of tasks, whose rewards are counted at the end; what they cost is in the metrics. Rows are numbered
-    from ``first`` on, and shards from ``shard`` on.
+    from ``first`` on, and shards from ``shard`` on. ``valuing`` is the judge that is a reward model.
 
     Raises ValueError that names an environment whose episodes cannot be made again.
     """
@@ -201,7 +204,7 @@ def grow(
         reveal(secret)
     sampled = Continuations(context, runner, config.branch, BY, config.simulate, first, shard)
     trees = [GrownTree(task, config) for task in tasks]
-    guide = _Guide(config, runner)
+    guide = _Guide(config, runner, valuing)
     try:
         for tree, rows in zip(trees, sampled.whole(tasks), strict=True):
             tree.grow(tree.root, rows, 0)
@@ -240,19 +243,20 @@ def _round(sampled: Continuations, growing: Sequence[tuple[GrownTree, TreeNode]]
 class _Guide:
     """Asks judges and reflecting models after each round, and lets trees count what continuations seem worth."""
 
-    def __init__(self, config: TreeSearchConfig, runner: "RolloutRunner") -> None:
+    def __init__(self, config: TreeSearchConfig, runner: "RolloutRunner", valuing: Valuing | None) -> None:
         self.config, self.runner = config, runner
+        self.judge = config.judge if isinstance(config.judge, StateJudge) else valuing
         self.counts: dict[str, int] = {}
 
     def after(self, trees: Sequence[GrownTree]) -> None:
-        if self.config.judge is not None or self.config.reflect is not None:
+        if self.judge is not None or self.config.reflect is not None:
             self.runner.wait(self._after(trees))
         for tree in trees:
             tree.guide()
             tree.new = []
 
     async def _after(self, trees: Sequence[GrownTree]) -> None:
-        if judge := self.config.judge:
+        if judge := self.judge:
             await asyncio.gather(*(self._node(judge, tree, node) for tree in trees for node in _born(tree)))
             await asyncio.gather(*(self._end(judge, tree, name) for tree in trees for name in self._ends(tree)))
         if self.config.reflect is not None:
@@ -263,7 +267,7 @@ class _Guide:
         every = self.config.reflect is not None and not self.config.oracle
         return [name for name in tree.new if every or tree.rows[name].termination is Termination.CANCELLED]
 
-    async def _node(self, judge: StateJudge, tree: GrownTree, node: TreeNode) -> None:
+    async def _node(self, judge: StateJudge | Valuing, tree: GrownTree, node: TreeNode) -> None:
         row = tree.rows[node.row]
         turns = acting(row.messages)
         ended = len(turns) <= node.turn
@@ -274,7 +278,7 @@ class _Guide:
         )
         node.judge = self._counted(await judge.estimate(row, number, tree.task))
 
-    async def _end(self, judge: StateJudge, tree: GrownTree, name: str) -> None:
+    async def _end(self, judge: StateJudge | Valuing, tree: GrownTree, name: str) -> None:
         row = tree.rows[name]
         tree.judged[name] = self._counted(await judge.estimate(row, len(row.messages), tree.task))
 
@@ -305,11 +309,11 @@ class _Guide:
         if self.config.oracle:
             return tree.rows[name].success is False
         value = tree.judged.get(name)
-        return value is not None and self.config.judge is not None and value < self.config.judge.fails
+        return value is not None and self.judge is not None and value < self.judge.fails
 
     def close(self) -> None:
-        for judge in (self.config.judge, self.config.reflect):
-            if isinstance(judge, StateJudge | Reflector):
+        for judge in (self.judge, self.config.reflect):
+            if isinstance(judge, StateJudge | Valuing | Reflector):
                 self.runner.wait(judge.close())
 
 

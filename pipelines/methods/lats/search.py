@@ -8,9 +8,10 @@ from pydantic import Field
 from agentrl.advantages.turns import acting, turn_spans
 from agentrl.engines import TokenEngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
-from agentrl.pipelines.handles import Model, Steps, Table, Tasks, Trajectories
+from agentrl.pipelines.handles import Model, RewardModel, Steps, Table, Tasks, Trajectories
 from agentrl.pipelines.methods.lats.grow import BY, GrownTree, TreeSearchConfig, grow
 from agentrl.pipelines.methods.lats.tree import rest_value
+from agentrl.pipelines.methods.lats.valuing import Valuing, check_judge
 from agentrl.pipelines.parts.budget import SamplingConfig, check_room
 from agentrl.pipelines.parts.common import REWARDS, load_policy, rollout_runner, warn_of_splits
 from agentrl.pipelines.stage import Context, stage
@@ -40,13 +41,18 @@ class Searched(NamedTuple):
 
 
 @stage("search.tree", version=1)
-def tree(context: Context, config: TreeConfig, tasks: Tasks, model: Model) -> Searched:
-    """Monte-Carlo tree search over the turns of a policy, a tree for each task (LATS, Agent Q). The rows are trainable
+def tree(
+    context: Context, config: TreeConfig, tasks: Tasks, model: Model, reward_model: RewardModel | None = None
+) -> Searched:
+    """Monte-Carlo tree search over the turns of a policy, a tree for each task (LATS, Agent Q). ``reward_model`` is for
+    ``judge: reward_model``. The rows are trainable
     as they are; ``nodes`` says how they hang together, and ``steps`` what the turns in the trees are worth.
 
     Raises ValueError that names an environment whose episodes cannot be made again, or a task that is measured on if
     the search is guided by true rewards.
     """
+    check_judge(config.judge, reward_model)
+    valuing = Valuing(reward_model) if reward_model else None
     policy, known = load_policy(model, config.engine), tasks.read()
     if config.oracle and (measured := [task for task in known if task.split != "train"]):
         raise ValueError(
@@ -58,7 +64,7 @@ def tree(context: Context, config: TreeConfig, tasks: Tasks, model: Model) -> Se
     sampling = config.sampling.of(policy)
     with rollout_runner(context, policy, known, sampling, config.engine, config.limits, config.rewards) as runner:
         check_room(policy, runner, known)
-        trees = grow(context, config, runner, known)
+        trees = grow(context, config, runner, known, valuing=valuing)
     nodes = [row for tree in trees for row in _nodes(tree)]
     context.metrics.update(
         tasks=len(known),

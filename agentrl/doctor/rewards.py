@@ -115,15 +115,15 @@ def format_gaming(case: Case) -> Finding | None:
 
 
 def surer(case: Case) -> Finding | None:
-    """The policy's confidence, or the agreement of its rollouts, rises by 0.05 or more while success rises by at most
-    0.02."""
-    for name in ("confidence", "self_consistency"):
+    """The policy's confidence rises by 0.03 or more, or the agreement of its rollouts by 0.1, while success rises by at
+    most 0.02."""
+    for name, least in {"confidence": 0.03, "self_consistency": 0.1}.items():
         gain, outcome = _rises(case, name)
-        if gain >= 0.05 and outcome <= 0.02:
+        if gain >= least and outcome <= 0.02:
             return Finding(
                 "the policy became surer, and no better",
                 f"{name} rose by {gain:.2f} while success changed by {outcome:+.2f}",
-                "a rise of 0.05 with success up by less than 0.02",
+                f"a rise of {least} with success up by less than 0.02",
                 "take a verifier, or fewer iterations; compare evaluate.policy with that of the policy before at its "
                 "best temperature (inputs.dev)",
             )

@@ -62,11 +62,15 @@ class ReplayVerifier:
             self.drops["diverged"] += 1
             return None
         except Exception as error:  # of the environment: it ends this episode alone
-            self.drops["env_error"] += 1
-            self.error = self.error or "".join(traceback.format_exception(error))[-_TRACEBACK_CHARS:]
+            self.note(error)
             return None
         self.drops["not_solved"] += result is None
         return result
+
+    def note(self, error: Exception) -> None:
+        """Count what an environment raised, and keep the first."""
+        self.drops["env_error"] += 1
+        self.error = self.error or "".join(traceback.format_exception(error))[-_TRACEBACK_CHARS:]
 
     async def close(self) -> None:
         await self._host.close()

@@ -60,6 +60,8 @@ STAGES = {
     "trajectories.fork": "agentrl.pipelines.methods.fork.fork:fork",
     "trajectories.import": "agentrl.pipelines.stages.imports:import_",
     "trajectories.import_cut": "agentrl.pipelines.stages.cut:import_cut",
+    "trajectories.inverse": "agentrl.pipelines.methods.vpt.inverse:inverse",
+    "trajectories.label_calls": "agentrl.pipelines.methods.vpt.label:label_calls",
     "trajectories.mix": "agentrl.pipelines.methods.agenttuning.mix:mix",
     "trajectories.negatives": "agentrl.pipelines.stages.trajectories:negatives",
     "trajectories.rationalize": "agentrl.pipelines.methods.star.rationalize:rationalize",

@@ -23,8 +23,8 @@ from agentrl.pipelines.stages.trajectories import sample, synthesize
 
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "0" if SMALL else "0 1 2").split()]
 SPLIT = os.environ.get("SPLIT", "heldout")
-FEW, LOGS, JUDGED, DEV = (8, 8, 4, 2) if SMALL else (64, 1000, 192, 32)
-STEPS = {"inverse": 2, "policy": 2} if SMALL else {"inverse": 100, "policy": int(os.environ.get("STEPS", "200"))}
+FEW, LOGS, JUDGED, DEV = (8, 8, 4, 2) if SMALL else (64, 1000, 128, 24)
+STEPS = {"inverse": 2, "policy": 2} if SMALL else {"inverse": 100, "policy": int(os.environ.get("STEPS", "150"))}
 BEDS: dict[str, dict[str, Any]] = {
     "lookup": {"noise": 0.0, "window": {"before": None, "after": 1}},
     "rooms": {"noise": 0.1, "window": {"before": 1, "after": 1}},
@@ -66,7 +66,7 @@ def of_seed(bed: str, seed: int, folder: Path, arms: dict[str, Arm]) -> dict[str
     model, _ = taught(harness, [asked], STEPS["inverse"], 192)
     config, inputs = {**settings["window"], **TRIES}, {"trajectories": [hidden], "model": model}
     labelled = harness.run(label_calls, config, **inputs, tasks=[tasks["train"]])
-    likeliest = harness.run(label_calls, {**config, "verify": "share", "threshold": 0, "tries": 4}, **inputs)
+    likeliest = harness.run(label_calls, {**config, "verify": "share", "threshold": 0, "tries": 2}, **inputs)
     labels = {"replay": labelled.metrics, "likeliest call": likeliest.metrics}
     print(f"{bed}, seed {seed}: {labels}", flush=True)
     rows = {

@@ -165,14 +165,23 @@ def spanned(messages: Sequence[Message], start: int, end: int) -> list[Message]:
     ]
 
 
+def is_plain_text(messages: Sequence[Message]) -> bool:
+    """Whether a row is no conversation: all that it holds is one text that nobody was asked for."""
+    return len(messages) == 1 and messages[0].role is Role.ASSISTANT and not messages[0].tool_calls
+
+
 def encode(codec: ChatCodec, messages: Sequence[Message], tools: str) -> tuple[list[int], list[bool], list[Message]]:
     """The tokens of a written conversation, which of them are the assistant's, and the messages with their spans. An
-    episode that failed at its beginning has no messages, and so no tokens.
+    episode that failed at its beginning has no messages, and so no tokens. An assistant message alone, without calls,
+    is plain text: its tokens and an end, nothing of a template, all of them to be trained on.
 
     Raises ValueError if no assistant message follows the opening, two follow each other, or the dialect cannot write
     the conversation.
     """
-    ids: list[int] = []
+    if is_plain_text(messages):
+        ids = [*codec.template.encode(messages[0].content), codec.stop_ids[0]]
+        return ids, [True] * len(ids), spanned(messages, 0, len(ids))
+    ids = []
     mask: list[bool] = []
     spanned_messages: list[Message] = []
     turn: tuple[int, int] | None = None

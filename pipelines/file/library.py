@@ -52,6 +52,7 @@ STAGES = {
     "train.online": "agentrl.pipelines.stages.grpo:online",
     "train.preference": "agentrl.pipelines.stages.train:preference",
     "train.sft": "agentrl.pipelines.stages.train:sft",
+    "trajectories.as_text": "agentrl.pipelines.methods.agentfounder.as_text:as_text",
     "trajectories.cast": "agentrl.pipelines.methods.team.cast:cast",
     "trajectories.correct": "agentrl.pipelines.methods.dagger.correct:correct",
     "trajectories.curate": "agentrl.pipelines.stages.curate:curate",

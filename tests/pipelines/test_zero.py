@@ -104,7 +104,8 @@ def test_each_task_of_proposing_shows_given_ones_in_turn(harness: Harness) -> No
     assert sorted(first) == sorted(task.prompt for task in given), "each once, before any comes again"
     assert asked[0].prompt == "\n".join(["Propose another task.", *shown[0]])
     assert (asked[0].env, asked[0].split, asked[0].tools) == ('propose{"env": "words"}', "train", "[]")
-    assert len({each.task_id for each in asked}) == 6
+    others = asked_for(harness, given[1:], n=6, shown=2)
+    assert len({each.task_id for each in [*asked, *others]}) == 12, "stages share no id, whatever they show"
     with pytest.raises(ValueError, match="is of split 'heldout': nothing is made from what is measured on"):
         asked_for(harness, drawn()["heldout"])
     with pytest.raises(ValueError, match=r"env 'office' takes no proposals; give it proposed\(text, like"):
@@ -118,12 +119,17 @@ def test_a_proposal_becomes_a_task_or_is_refused_for_one_reason(harness: Harness
     texts = ["attic to bath?", shown.prompt, held, "attic to bath?", "attic to nowhere?", ""]
     rows = saying(harness, asked, texts)
     assert [row.success for row in rows] == [True, True, True, True, False, False]
+    failed = {"reward": None, "success": None, "final_state": "null", "termination": "env_error"}
+    rows.append(rows[0].model_copy(update={"trajectory_id": "p-failed", **failed}))
     inputs = {"trajectories": [harness.trajectories(rows)], "heldout": [harness.tasks(splits["heldout"])]}
     made = harness.run(from_proposals, **inputs)
     [task] = made["tasks"].read()
     assert (task.prompt, task.env, task.split) == ("attic to bath?", "rooms", "train")
-    counts = {"proposals": 6, "tasks": 1, "not_a_task": 2, "shown": 1, "heldout_prompt": 1, "doubled": 1}
-    assert made.metrics == counts
+    refused = {"not_a_task": 2, "shown": 1, "heldout_prompt": 1, "doubled": 1, "env_error": 1}
+    assert made.metrics == {"proposals": 7, "tasks": 1, **refused}
+    inputs = {"proposals": inputs["trajectories"], "tasks": [made["tasks"]], "solutions": []}
+    scores = harness.run(judge, **inputs)["scores"].table().to_pylist()
+    assert [score["reward"] for score in scores] == [None, -1, -1, None, -1, -1, None], "nobody tried the task"
     solutions = harness.trajectories(solved(task, [True]))
     with pytest.raises(ValueError, match="is of env 'rooms' and proposes nothing; wire rollouts of tasks"):
         harness.run(from_proposals, trajectories=[solutions], heldout=[])
@@ -155,7 +161,7 @@ def test_proposals_get_a_reward_by_the_rate_at_which_their_task_is_solved(harnes
     assert [scores[name] for name in rows] == [row.reward for row in rows.values()], "solutions keep theirs"
     assert len(made["proposals"].ids()) == 5
     assert made["solutions"].ids() == [*rows]
-    counts = {"tasks": 3, "tasks_within": 3, "never": 0, "always": 1, "not_tried": 0, "unscored_solutions": 0}
+    counts = {"tasks": 3, "tasks_within": 3, "never": 0, "always": 1, "unscored": 0, "unscored_solutions": 0}
     assert counts.items() <= made.metrics.items()
     assert made.metrics["rate"] == pytest.approx((0.25 + 1 + 0.5) / 3)
     assert made.metrics["reward"] == pytest.approx(1 / 5)
@@ -186,7 +192,7 @@ def test_a_proposal_that_nobody_tried_is_left_out_and_a_strange_solution_is_refu
     outcomes = {**OUTCOMES, "attic to cave?": []}
     made, rewards, _, _ = judged(harness, {}, outcomes, TEXTS)
     assert rewards == [0.75, None, 0.75, -1, 0.5]
-    assert (made.metrics["not_tried"], len(made["proposals"].ids())) == (1, 4)
+    assert (made.metrics["unscored"], len(made["proposals"].ids())) == (1, 4)
     strange = solved(drawn("rooms")["train"][0], [True])
     inputs = {"proposals": [], "tasks": [], "solutions": [harness.trajectories(strange)]}
     with pytest.raises(ValueError, match="lack; wire the tasks that the solutions were sampled on"):

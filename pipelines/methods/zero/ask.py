@@ -10,11 +10,13 @@ from pydantic import Field
 from agentrl.engines.seeds import stream
 from agentrl.environments import EnvironmentChoice
 from agentrl.environments.propose import Propose, shown_by
+from agentrl.environments.task_splits import digest
 from agentrl.pipelines.handles import Tasks, Trajectories
 from agentrl.pipelines.parts.common import count, environment, refuse_measured
 from agentrl.pipelines.parts.measured_tasks import MeasuredTasks, refuse_measured_tasks
 from agentrl.pipelines.parts.stored_tasks import KnownTasks
 from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.schemas.choice import plain
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Trajectory
 
@@ -44,7 +46,8 @@ def to_propose(context: Context, config: AskConfig, tasks: list[Tasks]) -> Tasks
         if len(queues.get(env, [])) < config.shown:
             queues[env] = random.sample(by_env[env], len(by_env[env]))
         shown, queues[env] = queues[env][: config.shown], queues[env][config.shown :]
-        asked.append(askers[env].asking(shown, f"propose-{context.fingerprint[:8]}-{len(asked):05d}"))
+        name = digest(env, [task.prompt for task in shown], [task.metadata for task in shown])
+        asked.append(askers[env].asking(shown, f"propose-{name}-{len(asked):05d}"))
     context.metrics.update(given=len(given), asked=len(asked))
     return context.tasks(asked)
 
@@ -67,17 +70,26 @@ def from_proposals(
     names = {task.env for task in [*held, *filter(None, made.values())]}
     environments: dict[str, Any] = {name: environment(context, name) for name in sorted(names)}
     held_out, known = MeasuredTasks(environments, held), KnownTasks(trajectories)
-    refused, tasks = Counter[str](), dict[str, Task]()
+    refused, tasks = Counter[str](), dict[tuple[str, str], Task]()
     for row in rows:
-        why = _why(made[row.trajectory_id], known.of(row), held_out)
         task = made[row.trajectory_id]
+        if task is None:
+            why = "not_a_task" if row.reward is not None else str(row.termination)
+        elif task.prompt in {shown.prompt for shown in shown_by(known.of(row))}:
+            why = "shown"
+        else:
+            why = held_out.why(task) or ("doubled" if named(task) in tasks else "")
         if task and not why:
-            why = "doubled" if task.prompt in tasks else ""
-            tasks.setdefault(task.prompt, task)
+            tasks[named(task)] = task
         refused.update([why] if why else [])
     count(context, dict(sorted(refused.items())))
     context.metrics.update(proposals=len(rows), tasks=len(tasks))
     return context.tasks(tasks.values())
+
+
+def named(task: Task) -> tuple[str, str]:
+    """What two proposals of the same task have in common: its environment and its prompt."""
+    return task.env, task.prompt
 
 
 def made_by(row: Trajectory) -> Task | None:
@@ -86,17 +98,8 @@ def made_by(row: Trajectory) -> Task | None:
     Raises ValueError that names a row of another environment.
     """
     state = json.loads(row.final_state)
-    if not row.env.startswith(Propose.name) or (state is not None and "made" not in state):
+    if plain(row.env) != Propose.name:
         raise ValueError(
             f"row {row.trajectory_id} is of env {row.env!r} and proposes nothing; wire rollouts of tasks.to_propose"
         )
     return Task.model_validate(state["made"]) if state and state["made"] else None
-
-
-def _why(task: Task | None, asked: Task | None, held_out: MeasuredTasks) -> str:
-    """Why a proposal becomes no task; empty if it does, or if an earlier one was the same."""
-    if task is None:
-        return "not_a_task"
-    if asked and task.prompt in {shown.prompt for shown in shown_by(asked)}:
-        return "shown"
-    return held_out.why(task) or ""

@@ -8,14 +8,17 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from agentrl.pipelines.handles import Scores, Tasks, Trajectories
-from agentrl.pipelines.methods.zero.ask import made_by
+from agentrl.pipelines.methods.zero.ask import made_by, named
 from agentrl.pipelines.methods.zero.rewards import AbsoluteZero, Difficulty
 from agentrl.pipelines.parts.common import refuse_measured
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.rewards.answers import Declared, final_answer, normalized
 from agentrl.schemas.arrow import to_table
 from agentrl.schemas.score import SCORE_SCHEMA, TrajectoryScore
-from agentrl.schemas.trajectory import INFRASTRUCTURE, RewardComponent, Trajectory
+from agentrl.schemas.trajectory import RewardComponent, Trajectory
+
+Name = tuple[str, str]
+"""What :func:`agentrl.pipelines.methods.zero.ask.named` says of a task."""
 
 
 class JudgeConfig(StageConfig):
@@ -63,8 +66,9 @@ def judge(
     ``tasks.from_proposals`` made of them (R-Zero: Huang et al. 2025, arXiv 2508.05004; Absolute Zero: Zhao et al. 2025,
     arXiv 2505.03335). Proposals of one prompt have one rate. Solutions keep their reward, or get that of the majority.
 
-    Proposals whose task nobody tried to the end have no reward, and are left out of the output ``proposals``; the
-    output ``solutions`` has those of tasks ``within`` the band. The metrics count both. The rows stay as they are.
+    Proposals at which the environment failed, or whose task nobody tried to the end, have no reward, and are left out
+    of the output ``proposals``; the output ``solutions`` has those of tasks ``within`` the band. The metrics count
+    both. The rows stay as they are.
 
     Raises ValueError that names a solution of none of the ``tasks``, or a row that is not of the train split.
     """
@@ -72,10 +76,10 @@ def judge(
     asked = [row for selection in proposals for row in selection.read()]
     tried = [row for selection in solutions for row in selection.read()]
     refuse_measured({row.trajectory_id: row.split for row in [*asked, *tried]})
-    prompts = {task.task_id: task.prompt for handle in tasks for task in handle.read()}
-    solved = _by_prompt(tried, prompts, config)
-    rewards = _rewards(asked, solved, set(prompts.values()), config)
-    kept = {prompt: each for prompt, each in solved.items() if abs(each.rate - 0.5) <= config.within + 1e-9}
+    names = {task.task_id: named(task) for handle in tasks for task in handle.read()}
+    solved = _by_task(tried, names, config)
+    rewards = _rewards(asked, solved, set(names.values()), config)
+    kept = [each for each in solved.values() if abs(each.rate - 0.5) <= config.within + 1e-9]
     scores = [_score(row, rewards[row.trajectory_id], scorer) for row in asked]
     scores += [
         TrajectoryScore(
@@ -89,11 +93,11 @@ def judge(
         for row, reward in zip(each.rows, each.rewards, strict=True)
     ]
     graded = [row.trajectory_id for row in asked if rewards[row.trajectory_id] is not None]
-    within = [row.trajectory_id for each in kept.values() for row in each.rows]
+    within = [row.trajectory_id for each in kept for row in each.rows]
     rates = [each.rate for each in solved.values()]
     context.metrics.update(
         proposals=len(asked),
-        not_tried=len(asked) - len(graded),
+        unscored=len(asked) - len(graded),
         solutions=len(tried),
         unscored_solutions=len(tried) - sum(len(each.rows) for each in solved.values()),
         tasks=len(solved),
@@ -112,18 +116,18 @@ def judge(
     )
 
 
-def _by_prompt(tried: Sequence[Trajectory], prompts: Mapping[str, str], config: JudgeConfig) -> dict[str, _Solved]:
-    """The solutions of each task, by its prompt. Those that ended by a failure of the machinery count for nothing."""
-    groups: dict[str, list[Trajectory]] = {}
+def _by_task(tried: Sequence[Trajectory], names: Mapping[str, Name], config: JudgeConfig) -> dict[Name, _Solved]:
+    """The solutions of each task. Those without a score, as after a failure of the machinery, count for nothing."""
+    groups: dict[Name, list[Trajectory]] = {}
     for row in tried:
-        if row.task_id not in prompts:
+        if row.task_id not in names:
             raise ValueError(
                 f"{row.trajectory_id} is of task {row.task_id}, which inputs.tasks lack; wire the tasks that the "
                 "solutions were sampled on"
             )
-        if row.termination not in INFRASTRUCTURE and row.reward is not None and row.success is not None:
-            groups.setdefault(prompts[row.task_id], []).append(row)
-    return {prompt: _solved(rows, config) for prompt, rows in groups.items()}
+        if row.reward is not None and row.success is not None:
+            groups.setdefault(names[row.task_id], []).append(row)
+    return {name: _solved(rows, config) for name, rows in groups.items()}
 
 
 def _solved(rows: list[Trajectory], config: JudgeConfig) -> _Solved:
@@ -137,27 +141,25 @@ def _solved(rows: list[Trajectory], config: JudgeConfig) -> _Solved:
 
 
 def _rewards(
-    asked: Sequence[Trajectory], solved: Mapping[str, _Solved], known: set[str], config: JudgeConfig
+    asked: Sequence[Trajectory], solved: Mapping[Name, _Solved], known: set[Name], config: JudgeConfig
 ) -> dict[str, float | None]:
-    """The reward of each proposal, by its row; None if its task was not tried to the end."""
-    made = {row.trajectory_id: made_by(row) for row in asked}
+    """The reward of each proposal, by its row; None if it has none."""
     rewards: dict[str, float | None] = {}
-    valid: list[tuple[str, str]] = []
-    for name, task in made.items():
-        if task is None or task.prompt not in known:
-            rewards[name] = config.invalid
-        elif task.prompt in solved:
-            valid.append((name, task.prompt))
+    valid: dict[str, Name] = {}
+    for row in asked:
+        task = made_by(row)
+        if task is not None and named(task) in solved:
+            valid[row.trajectory_id] = named(task)
         else:
-            rewards[name] = None
-    texts = [prompt for _, prompt in valid]
-    given = config.reward.of([solved[prompt].rate for prompt in texts], texts)
-    return rewards | {name: reward for (name, _), reward in zip(valid, given, strict=True)}
+            unknown = row.reward is None or (task is not None and named(task) in known)
+            rewards[row.trajectory_id] = None if unknown else config.invalid
+    given = config.reward.of([solved[name].rate for name in valid.values()], [prompt for _, prompt in valid.values()])
+    return rewards | dict(zip(valid, given, strict=True))
 
 
 def _score(row: Trajectory, reward: float | None, scorer: str) -> TrajectoryScore:
     parts = [] if reward is None else [RewardComponent(name="difficulty", value=reward)]
-    why = "" if reward is not None else "no solution of its task ended with a score"
+    why = "" if reward is not None else "the environment failed, or no solution of its task ended with a score"
     return TrajectoryScore(
         trajectory_id=row.trajectory_id, scorer=scorer, reward=reward, success=row.success, components=parts, why=why
     )

@@ -196,7 +196,7 @@ def of_rollouts(rows: Any) -> Spent:
     import pyarrow.compute as pc
 
     table = rows.table(["n_action_tokens", "n_tool_calls"])
-    return Spent(pc.sum(table["n_action_tokens"]).as_py(), 0, pc.sum(table["n_tool_calls"]).as_py(), 0)
+    return Spent(pc.sum(table["n_action_tokens"]).as_py() or 0, 0, pc.sum(table["n_tool_calls"]).as_py() or 0, 0)
 
 
 def rollouts(setting: Setting, tasks: Any, wanted: int, by: str = "sampled") -> tuple[Any, Spent]:
@@ -347,6 +347,7 @@ MODULES = {
     "stored": ("replay", "online_replay", "online_starts", "counterfactual"),
     "useful_calls": ("filter_calls",),
     "proposing": ("propose",),
+    "self_play": ("zero",),
     "skills": ("library",),
     "named": ("toolrl", "agenttuning"),
     "believing": ("confidence", "self_rewarding"),
@@ -356,9 +357,8 @@ METHODS = {name: module for module, names in MODULES.items() for name in names}
 COURSES_OF = {
     "tune": ("words", "lookup", "rooms"),
     "hindsight": ("words", "lookup", "rooms", "rooms, silent"),
-    **dict.fromkeys(
-        ("online_replay", "online_starts", "propose", "toolrl", "confidence", "self_rewarding"), ("words",)
-    ),
+    **dict.fromkeys(("online_replay", "online_starts", "propose", "toolrl", "zero"), ("words",)),
+    **dict.fromkeys(("confidence", "self_rewarding"), ("words",)),
     "distill": ("words", "lookup"),
     **dict.fromkeys(("curriculum", "tree"), ("words", "rooms")),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),

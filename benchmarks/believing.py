@@ -129,5 +129,5 @@ def one_round(
     if not pairs.read():
         return policy, critic, spent
     config = {"beta": 0.1, "nll": 0.2, "steps": DPO_STEPS, "batch": 16}
-    made = run(dpo, {**config, "optimizer": {"lr": 2e-4, "schedule": "linear"}}, pairs=pairs, model=policy)
+    made = run(dpo, {**config, "optimizer": {"lr": 2e-4, "schedule": "linear"}}, pairs=[pairs], model=policy)
     return made["model"], critic, spent + Spent(trained=trained_tokens(made))

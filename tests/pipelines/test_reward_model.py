@@ -225,9 +225,9 @@ def test_the_inverse_loss_compares_differences_of_the_value() -> None:
 
 def test_an_inverse_prm_learns_what_a_demonstrator_does(harness: Harness, model: Model, rows: Trajectories) -> None:
     """The demonstrator says "cherry" alone, which the learner says in one of five turns. No outcome is known."""
-    shown = harness.trajectories([
-        row(task, 6, ["cherry", "cherry"], None).model_copy(update={"source": "expert"}) for task in range(24)
-    ])  # fmt: skip
+    text = {"source": "expert", "n_action_tokens": 0}
+    speeches = [row(task, 6, ["cherry", "cherry"], None).model_copy(update=text) for task in range(24)]
+    shown = harness.trajectories(speeches)
     made = harness.run(train, {"kind": "inverse", **FIT}, model=model, trajectories=[rows], demonstrations=[shown])
     assert float(made.metrics["auc_within"] or 0) > 0.85
     done = harness.run(score, reward_model=made["reward_model"], trajectories=[rows])

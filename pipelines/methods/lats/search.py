@@ -44,9 +44,9 @@ class Searched(NamedTuple):
 def tree(
     context: Context, config: TreeConfig, tasks: Tasks, model: Model, reward_model: RewardModel | None = None
 ) -> Searched:
-    """Monte-Carlo tree search over the turns of a policy, a tree for each task (LATS, Agent Q). ``reward_model`` is for
-    ``judge: reward_model``. The rows are trainable
+    """Monte-Carlo tree search over the turns of a policy, a tree for each task (LATS, Agent Q). The rows are trainable
     as they are; ``nodes`` says how they hang together, and ``steps`` what the turns in the trees are worth.
+    ``reward_model`` is that of ``judge: reward_model``.
 
     Raises ValueError that names an environment whose episodes cannot be made again, or a task that is measured on if
     the search is guided by true rewards.

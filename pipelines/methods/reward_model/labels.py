@@ -76,8 +76,8 @@ def step_labels(chosen: Selected, values: Mapping[tuple[str, int], StepValue]) -
 
 def demonstrated(chosen: Selected, shown: Set[str]) -> Labels:
     """1 for the turns of each row that is among those ``shown`` by a demonstrator, 0 for the turns of others, which
-    weigh as much together. Raises ValueError if there are none of one side that act."""
-    acting = np.flatnonzero(chosen.scalars["n_action_tokens"].to_numpy()).tolist()
+    weigh as much together. Text counts too. Raises ValueError if there are none of one side that act."""
+    acting = np.flatnonzero(chosen.scalars["n_steps"].to_numpy()).tolist()
     names = chosen.scalars["trajectory_id"].take(pa.array(acting, pa.int64())).to_pylist()
     sides = Counter(name in shown for name in names)
     if len(sides) < 2:

@@ -96,7 +96,7 @@ def train(
     _check_inputs(config.kind, values, demonstrations)
     policy = policy_to_train(model, config.optimizer)
     shown = {name for selection in demonstrations for name in selection.ids()}
-    chosen = Selected([*demonstrations, *trajectories], ["env", "n_action_tokens", "policy"]).merged()
+    chosen = Selected([*demonstrations, *trajectories], ["env", "n_action_tokens", "n_steps", "policy"]).merged()
     tasks = _tasks(chosen)
     labels, prover = _labels(config, chosen, values, shown)
     held = held_out([tasks[position] for position in labels], config.holdout, context.seed)

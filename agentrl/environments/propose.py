@@ -2,18 +2,22 @@
 policy's message is a new one, in the other's words. It succeeds if the other environment makes a task of it, by
 ``proposed(text, like, random)``: that is where programs run in a sandbox, if it is ``code``.
 
+With ``tools`` the policy may call the other environment's tools before it proposes, as WebShaper's expander does: they
+are those of an episode of the first task that is shown.
+
 What a proposal is worth beyond that is for rollouts of its task to say, by the stage ``scores.from_proposals``.
 """
 
 import json
 from collections.abc import Generator, Sequence
-from inspect import isawaitable
+from dataclasses import replace
+from inspect import isawaitable, iscoroutinefunction
 from random import Random
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrl.environments.base import Score, Step
+from agentrl.environments.base import MAX_STEPS, Episode, Score, Step
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, RewardComponent, Role
 
@@ -26,8 +30,14 @@ class ProposeEpisode:
         self.opening = [Message(role=Role.USER, content=task.prompt)]
         self.tools = task.tools
         self.text: str | None = None
+        self.inside: Episode | None = None
 
     async def step(self, message: Message) -> Step:
+        if message.tool_calls and self.environment.tools:
+            if self.inside is None:
+                self.inside = await self.environment.other.reset(shown_by(self.task)[0])
+            step = await self.inside.step(message)
+            return replace(step, reward=None)  # it was given for another task
         self.text = None if message.tool_calls else message.content.strip()
         return Step(done=True)
 
@@ -37,7 +47,8 @@ class ProposeEpisode:
         return Score(made is not None, (RewardComponent(name="valid", value=float(made is not None)),), state)
 
     async def close(self) -> None:
-        pass
+        if self.inside is not None:
+            await self.inside.close()
 
 
 class Propose:
@@ -45,11 +56,14 @@ class Propose:
 
     name = "propose"
     version = "1"
-    max_steps = 1
 
     def __init__(
         self,
         env: Annotated[str, Field(description="the other environment, as tasks name it")] = "",
+        tools: Annotated[
+            bool,
+            Field(description="its tools may be called before the proposal, in an episode of the first task"),
+        ] = False,
     ) -> None:
         from agentrl.environments import load_environment
 
@@ -59,6 +73,9 @@ class Propose:
         self.other: Any = load_environment(env)
         if not hasattr(self.other, "proposed"):
             raise ValueError(f"env {env!r} takes no proposals; give it proposed(text, like, random) -> a task or None")
+        if tools and not iscoroutinefunction(self.other.reset):
+            raise ValueError(f"env {env!r} is no environment with episodes of its own; set tools: false")
+        self.tools, self.max_steps = tools, getattr(self.other, "max_steps", MAX_STEPS) if tools else 1
 
     def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
         raise ValueError("tasks of propose are made of tasks; use the stage tasks.to_propose, not tasks.generate")
@@ -69,7 +86,8 @@ class Propose:
         form = getattr(self.other, "proposal", "")
         return Task(
             task_id=task_id,
-            env=f"{self.name}{json.dumps({'env': self.env})}",
+            env=f"{self.name}{json.dumps({'env': self.env, **({'tools': True} if self.tools else {})})}",
+            tools=shown[0].tools if self.tools else "[]",
             split=shown[0].split,
             prompt="\n".join(["Propose another task.", *texts]) + (f"\nReply with {form}" if form else ""),
             verifier="proposed",
@@ -97,7 +115,11 @@ class Propose:
 
     def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Message], None]:
         """A variant of a task that is shown, by ``vary`` of the other environment; with probability ``noise`` that task
-        itself, which is nothing new."""
+        itself, which is nothing new. With ``tools`` it is what the other environment's ``demonstrate_proposal`` says,
+        if it has that."""
+        if self.tools and hasattr(self.other, "demonstrate_proposal"):
+            yield from self.other.demonstrate_proposal(shown_by(task)[0], noise, random)
+            return
         if not hasattr(self.other, "vary") or hasattr(self.other, "proposal"):
             raise ValueError(f"env {self.env!r} makes no variants whose prompts are proposals; nobody can demonstrate")
         like = random.choice(shown_by(task))

@@ -5,7 +5,7 @@ tasks of one config share one world, which ``world`` and ``size`` make; held-out
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from random import Random
 from typing import Annotated, Literal
 
@@ -15,6 +15,7 @@ from agentrl.environments.base import Observation, Score
 from agentrl.environments.bm25 import Index
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.search_qa import questions
+from agentrl.environments.search_qa.expand import FORM, demonstrated, expanded
 from agentrl.environments.search_qa.expert import SHOWN, Missing, Seen, answers, answers_within
 from agentrl.environments.search_qa.graph import graph
 from agentrl.environments.task_splits import Draft
@@ -128,6 +129,7 @@ class SearchQA(Family):
     levels = {1: 0.08, 2: 0.2, 3: 0.26, 4: 0.24, 5: 0.22}  # noqa: RUF012
     episode = SearchEpisode
     config: SearchConfig
+    proposal = FORM
 
     def __init__(self, config: SearchConfig = SearchConfig()) -> None:  # noqa: B008  (frozen)
         super().__init__(config)
@@ -164,7 +166,7 @@ class SearchQA(Family):
         answers = {name.strip() for name in last.content.split(";")}
         whole = json.loads(task.metadata)["question"]
         inside = [part for part in questions.parts(whole)[1:] if questions.denotation(self.graph, part) == answers]
-        return [new for part in inside if (new := self._derived(task, part, sorted(answers)))]
+        return [new for part in inside if (new := self.about(task, part, sorted(answers)))]
 
     def vary(self, task: Task, random: Random) -> Task | None:
         """The same answer, one hop further: a name in the question gives way to a description that fits it alone. None
@@ -172,11 +174,20 @@ class SearchQA(Family):
         whole = json.loads(task.metadata)["question"]
         for _ in range(20):
             longer = questions.expanded(self.graph, whole, random)
-            if longer and (made := self._derived(task, longer, json.loads(task.ground_truth).split("; "))):
+            if longer and (made := self.about(task, longer, json.loads(task.ground_truth).split("; "))):
                 return made
         return None
 
-    def _derived(self, task: Task, question: questions.Expression, answers: list[str]) -> Task | None:
+    async def proposed(self, text: str, like: Task, random: Random) -> Task | None:
+        """The task with a layer more, which somebody proposed (:mod:`agentrl.environments.search_qa.expand`)."""
+        return await expanded(self, text, like)
+
+    def demonstrate_proposal(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Message], None]:
+        """How a layer is proposed, by the tools."""
+        return demonstrated(self, task, noise, random)
+
+    def about(self, task: Task, question: questions.Expression, answers: list[str]) -> Task | None:
+        """Another question in place of that of a task, of its split; None if the expert has too long a way to it."""
         draft = self._draft(question, answers)
         return self.derived(task, draft, questions.hops(question)) if draft else None
 

@@ -113,14 +113,26 @@ def expanded(graph: Graph, expression: Expression, random: Random) -> Expression
     description = describe(graph, name, 1, random)
     if description is None or denotation(graph, description) != {name}:
         return None
-    longer = _replaced(expression, name, description)
+    longer = replaced(expression, name, description)
     return longer if sound(graph, longer) else None
 
 
-def _replaced(expression: Expression, name: str, description: Expression) -> Expression:
+def is_expression(graph: Graph, value: Any) -> bool:
+    """Whether a value that somebody wrote is an expression about things of the graph."""
+    match value:
+        case ["is", str(name)]:
+            return name in graph.kinds
+        case ["of", str(relation), "ahead" | "back", inner]:
+            return relation in RELATIONS and is_expression(graph, inner)
+        case ["and" | "or", left, right]:
+            return is_expression(graph, left) and is_expression(graph, right)
+    return False
+
+
+def replaced(expression: Expression, name: str, description: Expression) -> Expression:
     if expression == ["is", name]:
         return description
-    return [_replaced(part, name, description) if isinstance(part, list) else part for part in expression]
+    return [replaced(part, name, description) if isinstance(part, list) else part for part in expression]
 
 
 def kind_of(graph: Graph, expression: Expression) -> str:

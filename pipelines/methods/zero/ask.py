@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from agentrl.pipelines.parts.common import count, environment, refuse_measured
 from agentrl.pipelines.parts.measured_tasks import MeasuredTasks, refuse_measured_tasks
 from agentrl.pipelines.parts.stored_tasks import KnownTasks
 from agentrl.pipelines.stage import Context, StageConfig, stage
+from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.choice import plain
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Trajectory
@@ -25,6 +26,9 @@ class AskConfig(StageConfig):
     env: EnvironmentChoice = Field("propose", validate_default=True, description="what takes proposals")
     n: int = Field(64, ge=1, description="tasks of proposing, each of which shows some of the given ones")
     shown: int = Field(1, ge=1, description="tasks that each shows, of one environment")
+    tools: Annotated[bool, ADDED] = Field(
+        False, description="the tools of that environment may be called before the proposal"
+    )
 
 
 @stage("tasks.to_propose", version=1)
@@ -39,7 +43,7 @@ def to_propose(context: Context, config: AskConfig, tasks: list[Tasks]) -> Tasks
     by_env: dict[str, list[Task]] = {}
     for task in given:
         by_env.setdefault(task.env, []).append(task)
-    askers = {env: Propose(env) for env in sorted(by_env)}
+    askers = {env: Propose(env, config.tools) for env in sorted(by_env)}
     random, asked, queues = Random(stream(context.seed, "to_propose")), list[Task](), dict[str, list[Task]]()
     while given and len(asked) < config.n:
         env = sorted(by_env)[len(asked) % len(by_env)]

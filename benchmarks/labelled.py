@@ -1,7 +1,7 @@
 """An inverse model that labels logs (VPT): how many labels are right, and what imitating the labelled logs is worth
 beside the few rows with calls alone, and beside as many rows with their own calls.
 
-    SEEDS="0 1 2" PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/labelled.py rooms
+    SEEDS="0 1 2" PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/labelled.py lookup
     SPLIT=dev SEEDS=10 ...      # where settings were chosen
     SCALE=small ...             # everything runs, nothing is learned
 """
@@ -24,7 +24,7 @@ from agentrl.pipelines.stages.trajectories import sample, synthesize
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "0" if SMALL else "0 1 2").split()]
 SPLIT = os.environ.get("SPLIT", "heldout")
 FEW, LOGS, JUDGED, DEV = (8, 8, 4, 2) if SMALL else (64, 1000, 128, 24)
-STEPS = {"inverse": 2, "policy": 2} if SMALL else {"inverse": 100, "policy": int(os.environ.get("STEPS", "150"))}
+STEPS = {"inverse": 2, "policy": 2} if SMALL else {"inverse": 160, "policy": int(os.environ.get("STEPS", "160"))}
 BEDS: dict[str, dict[str, Any]] = {
     "lookup": {"noise": 0.0, "window": {"before": None, "after": 1}},
     "rooms": {"noise": 0.1, "window": {"before": 1, "after": 1}},
@@ -83,7 +83,7 @@ def of_seed(bed: str, seed: int, folder: Path, arms: dict[str, Arm]) -> dict[str
 
 
 def main() -> None:
-    bed = sys.argv[1] if len(sys.argv) > 1 else "rooms"
+    bed = sys.argv[1] if len(sys.argv) > 1 else "lookup"
     arms, metrics = {name: Arm(name) for name in ARMS}, list[dict[str, dict[str, Any]]]()
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as folder:

@@ -15,7 +15,7 @@ from agentrl.pipelines.stages.train import sft
 from agentrl.pipelines.stages.trajectories import synthesize
 from agentrl.rollouts.team import Speaking
 
-TINY = {"init": "tiny", "size": {"layers": 1, "width": 32, "context": 256}}
+TINY = {"init": "tiny", "size": {"layers": 1, "width": 64, "context": 192}}
 
 
 @pytest.fixture
@@ -25,9 +25,7 @@ def harness(tmp_path: Path) -> Harness:
 
 @pytest.fixture
 def tasks(harness: Harness) -> Tasks:
-    return harness.run(generate, {"env": {"type": "rooms", "spoken": True}, "train": 8, "dev": 0, "heldout": 0})[
-        "train"
-    ]
+    return harness.run(generate, {"env": {"type": "rooms", "size": 6}, "train": 8, "dev": 0, "heldout": 0})["train"]
 
 
 @pytest.fixture
@@ -80,6 +78,7 @@ def test_a_model_learns_both_parts_and_is_trained_in_both_or_in_one(
         sft, {"model": TINY, "steps": 60, "batch": 8, "optimizer": {"lr": 1e-2}}, trajectories=[both]
     )["model"]
     small: dict[str, Any] = {"iterations": 2, "tasks": 4, "samples": 4, "team": {}, "optimizer": {"lr": 1e-3}}
+    checked = 0
     for config, inputs, agents in (
         ({}, {}, {"planner", "walker"}),
         ({"samples": 2, "team": {"acts": 2}}, {}, {"planner", "walker"}),
@@ -88,7 +87,13 @@ def test_a_model_learns_both_parts_and_is_trained_in_both_or_in_one(
     ):
         made = harness.run(online, {**small, **config}, model=warm, tasks=tasks, **inputs)
         metrics = made["metrics"].table().to_pylist()
-        fresh = [abs(row["behaviour_kl"]) for row in metrics if not row["max_staleness"]]
+        fresh = [
+            abs(row["behaviour_kl"])
+            for row in metrics
+            if row.get("behaviour_kl") is not None and not row["max_staleness"]
+        ]
         assert all(kl < 1e-6 for kl in fresh)
+        checked += len(fresh)
         named = {step["trajectory_id"] for step in made["steps"].table().to_pylist()}
         assert {row.agent for row in made["trajectories"].read() if row.trajectory_id in named} == agents
+    assert checked, "some update had something to learn from"

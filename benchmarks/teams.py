@@ -14,7 +14,7 @@ from methods import BATCH, Setting, judged, online, prepared, seeds
 BUDGET = 1_000 if SMALL else 80_000
 """Sampled tokens of a method and a seed."""
 TASKS, SAMPLES, ACTS = (4, 4, 2) if SMALL else (16, 8, 4)
-STEPS, JUDGED, DEV = (2, 4, 2) if SMALL else (50, 256, 64)
+STEPS, JUDGED, DEV = (2, 4, 2) if SMALL else (200, 256, 64)
 LR = 2e-3
 PLAN = {"name": "planner", "ask": "plan?"}
 JOINT: dict[str, Any] = {
@@ -70,7 +70,7 @@ def shown_both(alone: Setting) -> Setting:
     run = alone.harness.run
     walks = run(synthesize, alone.course.shown, tasks=alone.tasks)["trajectories"]
     both = run(cast, {"say": ["rel"]}, trajectories=[walks])["trajectories"]
-    config = {"steps": STEPS, "batch": BATCH, "optimizer": {"lr": 2e-3, "schedule": "cosine", "warmup": STEPS // 10}}
+    config = {"steps": STEPS, "batch": BATCH, "optimizer": {"lr": 5e-3, "schedule": "cosine", "warmup": STEPS // 10}}
     return replace(alone, warm=run(sft, config, model=alone.warm, trajectories=[both])["model"])
 
 

@@ -81,7 +81,8 @@ def self_rewarding(env: str) -> bool:
     table(arms, start="taught")
     for name, measured in ranks.items():
         print(f"AUC within tasks of {name}: {fmean(measured):.3f}")
-    return all(gain(f"{name}, {env}", arms, "verified", name, start="taught") for name in CRITICS[:-1])
+    met = [gain(f"{name}, {env}", arms, "verified", name, start="taught") for name in CRITICS[:-1]]
+    return all(met)
 
 
 def to_judge(setting: Setting, model: Any, tasks: Any, more: list[Any]) -> Any:

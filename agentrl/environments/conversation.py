@@ -1,4 +1,4 @@
-"""A conversation without tools and without a score, to try a policy out."""
+"""A conversation without a score: to try a policy out, or to ask it one thing."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,17 +26,35 @@ class Conversation:
         raise ValueError("a conversation has no tasks of its own")
 
     async def reset(self, task: Task) -> "Talk":
-        return Talk(task, self.ask)
+        return Talk(task.prompt, self.ask)
+
+
+class AskedOnce:
+    """One thing is asked, and the first message ends it: a note, a label, or a word of a team. So any engine can be
+    asked. The task's prompt is the only user turn, with its tools on offer, which nothing runs; with ``more`` after it,
+    without tools."""
+
+    max_steps = 1
+
+    def __init__(self, name: str, version: str = "1", more: str = "") -> None:
+        self.name, self.version, self.more = name, version, more
+
+    def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
+        """Raises ValueError: what is asked is about rows or tasks that exist already."""
+        raise ValueError(f"env {self.name!r} asks about what exists already; no tasks of it can be drawn")
+
+    async def reset(self, task: Task) -> "Talk":
+        if self.more:
+            return Talk(f"{task.prompt} {self.more}")
+        return Talk(task.prompt, tools=task.tools)
 
 
 class Talk:
     """One conversation."""
 
-    tools = "[]"
-
-    def __init__(self, task: Task, ask: Ask | None) -> None:
-        self.opening = [Message(role=Role.USER, content=task.prompt)]
-        self.ask = ask
+    def __init__(self, prompt: str, ask: Ask | None = None, tools: str = "[]") -> None:
+        self.opening = [Message(role=Role.USER, content=prompt)]
+        self.ask, self.tools = ask, tools
 
     async def step(self, message: Message) -> Step:
         reply = await asyncio.to_thread(self.ask, message) if self.ask else None

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from agentrl.engines.base import Session
 from agentrl.engines.seeds import stream
 from agentrl.environments.agent import AgentEnvironment
-from agentrl.environments.base import Episode, Score, Step
+from agentrl.environments.conversation import AskedOnce
 from agentrl.rollouts.acting import Act
 from agentrl.rollouts.attempts import Attempt
 from agentrl.rollouts.episodes import EpisodeRun
@@ -121,39 +121,6 @@ class Playing:
             )
 
 
-class Speaking:
-    """What an agent acts in that says one thing about a task, after ``ask``. Nothing answers it."""
-
-    name = SOURCE
-    max_steps = 1
-
-    def __init__(self, ask: str, version: str) -> None:
-        self.ask, self.version = ask, version
-
-    def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
-        """Raises ValueError: tasks are those of the environment that the team acts in."""
-        raise ValueError("a team has no tasks of its own")
-
-    async def reset(self, task: Task) -> Episode:
-        return _Word([Message(role=Role.USER, content=f"{task.prompt} {self.ask}")])
-
-
-class _Word:
-    tools = "[]"
-
-    def __init__(self, opening: list[Message]) -> None:
-        self.opening = opening
-
-    async def step(self, message: Message) -> Step:
-        return Step(done=True)
-
-    async def score(self) -> Score | None:
-        return None
-
-    async def close(self) -> None:
-        pass
-
-
 @dataclass
 class TeamRun(EpisodeRun):
     """The episode of a team; what is not of its speakers is of the actor. An attempt that is cut after ``turns`` of its
@@ -195,7 +162,7 @@ class TeamRun(EpisodeRun):
         """The turn of a speaker who is shown what was said before."""
         speaker = self.playing.team.speakers[number]
         act, session = self._seat(speaker.name, number)
-        environment = Speaking(speaker.ask, self.environment.version)
+        environment = AskedOnce(SOURCE, self.environment.version, speaker.ask)
         attempt = replace(self.attempt, hint=heard, turns=None)
         return EpisodeRun(act, environment, attempt, session, stream(self.seed, "agent", number), self.deadline)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.environments.conversation import AskedOnce
 from agentrl.pipelines.handles import Model, Tasks, Trajectories
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.methods.team.cast import cast
@@ -13,7 +14,7 @@ from agentrl.pipelines.stages.grpo import online
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import sft
 from agentrl.pipelines.stages.trajectories import synthesize
-from agentrl.rollouts.team import Speaking
+from agentrl.rollouts.team import SOURCE
 
 TINY = {"init": "tiny", "size": {"layers": 1, "width": 64, "context": 192}}
 
@@ -43,7 +44,7 @@ def test_the_speaker_says_what_the_row_did_and_the_actor_is_told(harness: Harnes
         doors = [call.arguments for message in walk.messages for call in message.tool_calls]
         word = plan.messages[-1].content
         assert [f'{{"door": "{door}"}}' for door in word.split()] == doors
-        opening = asyncio.run(Speaking("plan?", "1").reset(task_of(walk))).opening
+        opening = asyncio.run(AskedOnce(SOURCE, more="plan?").reset(task_of(walk))).opening
         assert plan.messages[0].content == opening[0].content, "as in rollouts"
         assert told.messages[0].content == f"{walk.messages[0].content} planner: {word}"
         assert [message.content for message in told.messages[1:]] == [message.content for message in walk.messages[1:]]

@@ -133,7 +133,8 @@ def _by_engine(
     context: Context, engine: "EngineConfig", drawn: SamplingConfig, rows: Sequence[Trajectory], model: Model | None
 ) -> list[str]:
     """What an engine says of failed attempts; nothing if it could not be asked."""
-    from agentrl.pipelines.methods.reflexion.reflection import Reflection, reflections
+    from agentrl.environments.conversation import AskedOnce
+    from agentrl.pipelines.methods.reflexion.reflection import NAME, reflections
     from agentrl.pipelines.stage import reveal
     from agentrl.rollouts.runner import Attempt, RolloutRunner
 
@@ -149,7 +150,7 @@ def _by_engine(
     sampling = drawn.of(policy)
     attempts = [Attempt(task) for task in reflections(list(rows))]
     names = [row.trajectory_id for row in rows]
-    with RolloutRunner(policy, engine.build(policy), Reflection(), sampling) as runner:
+    with RolloutRunner(policy, engine.build(policy), AskedOnce(NAME), sampling) as runner:
         reflected = runner.run(attempts, stream(context.seed, "reflect"), names, source="reflection")
     count(context, {"foreign_tokens": sum(row.n_action_tokens for row in reflected)})
     return [(final_answer(row) or "").strip() for row in reflected]

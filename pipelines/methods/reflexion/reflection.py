@@ -3,9 +3,11 @@
 import json
 from typing import Any
 
-from agentrl.environments.base import Score, Step
 from agentrl.schemas.task import Task
-from agentrl.schemas.trajectory import Message, Role, Trajectory
+from agentrl.schemas.trajectory import Trajectory
+
+NAME = "reflection"
+"""The environment of :func:`reflections`."""
 
 ASKED = (
     "You failed this task. Say in one or two sentences what to do otherwise in the next attempt. Name what went wrong, "
@@ -32,37 +34,6 @@ def asked(row: Trajectory) -> str:
     return ASKED.format(attempt=attempt)
 
 
-class ReflectionEpisode:
-    """One reflection: the model is asked, and what it says is the note."""
-
-    def __init__(self, task: Task) -> None:
-        self.opening = [Message(role=Role.USER, content=task.prompt)]
-        self.tools = "[]"
-
-    async def step(self, message: Message) -> Step:
-        return Step(done=True)
-
-    async def score(self) -> Score | None:
-        return None
-
-    async def close(self) -> None:
-        pass
-
-
-class Reflection:
-    """Reflections as an environment, so that any engine can be asked. Its tasks are :func:`reflections`."""
-
-    name = "reflection"
-    version = "1"
-    max_steps = 1
-
-    def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
-        raise ValueError("reflections are about rollouts; none can be drawn")
-
-    async def reset(self, task: Task) -> ReflectionEpisode:
-        return ReflectionEpisode(task)
-
-
 def reflections(rows: list[Trajectory]) -> list[Task]:
     """A task for each failed attempt, in order: to say what to do otherwise."""
-    return [Task(task_id=row.trajectory_id, env=Reflection.name, split=row.split, prompt=asked(row)) for row in rows]
+    return [Task(task_id=row.trajectory_id, env=NAME, split=row.split, prompt=asked(row)) for row in rows]

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from agentrl.datastore.search.experience import render
-from agentrl.environments.base import Score, Step, tool_message
-from agentrl.schemas.task import Task
+from agentrl.environments.base import tool_message
 from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
 
 MISSING = "?"
@@ -88,37 +87,6 @@ def shown(row: Trajectory, conversation: Bare, index: int, before: int | None, a
     asked = numbers[index] - 1 - first
     window[asked] = Message(role=Role.ASSISTANT, content=f"{window[asked].content} {MISSING}".strip())
     return render(row.model_copy(update={"messages": window}))
-
-
-class InverseEpisode:
-    """One label: the inverse model is asked, and what it calls is the label. No call is made."""
-
-    def __init__(self, task: Task) -> None:
-        self.opening = [Message(role=Role.USER, content=task.prompt)]
-        self.tools = task.tools
-
-    async def step(self, message: Message) -> Step:
-        return Step(done=True)
-
-    async def score(self) -> Score | None:
-        return None
-
-    async def close(self) -> None:
-        pass
-
-
-class InverseEnvironment:
-    """Labels as an environment, so that any engine can be asked."""
-
-    name = "inverse"
-    version = "1"
-    max_steps = 1
-
-    def tasks(self, sizes: dict[str, int], seed: int) -> dict[str, list[Task]]:
-        raise ValueError("labels are of logs; none can be drawn")
-
-    async def reset(self, task: Task) -> InverseEpisode:
-        return InverseEpisode(task)
 
 
 def form_of(call: ToolCall) -> tuple[str, str]:

@@ -14,9 +14,10 @@ from agentrl.engines import EngineChoice
 from agentrl.engines.blocking import blocking
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.engines.seeds import stream
+from agentrl.environments.conversation import AskedOnce
 from agentrl.pipelines.handles import Model, Table, Tasks, Trajectories
 from agentrl.pipelines.methods.vpt.choose import LoggedRow
-from agentrl.pipelines.methods.vpt.gaps import InverseEnvironment, bare, counted, shown
+from agentrl.pipelines.methods.vpt.gaps import bare, counted, shown
 from agentrl.pipelines.methods.vpt.inverse import InverseWindow
 from agentrl.pipelines.parts.budget import SamplingConfig, check_room
 from agentrl.pipelines.parts.common import count, environment, policy_of, refuse_measured, secrets_of, warn_of_error
@@ -28,6 +29,9 @@ from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Trajectory
 
 SOURCE = "labelled"
+ENV = "inverse"
+"""The environment in which an inverse model is asked. What it calls is the label, and no call is made."""
+
 WITHOUT_TOKENS: dict[str, Any] = {
     "tokenizer": "", "input_ids": [], "action_mask": [], "logprobs": [], "spans": [], "n_tokens": 0,
     "n_action_tokens": 0, "message_seconds": None,
@@ -157,17 +161,13 @@ def _ask(context: Context, config: LabelConfig, logs: Sequence[LoggedRow], model
             keys.append(key)
             if key and key not in asked:
                 name = f"label-{len(asked)}"
-                asked[key] = Task(
-                    task_id=name, env=InverseEnvironment.name, split="train", prompt=prompt, tools=log.row.tools
-                )
+                asked[key] = Task(task_id=name, env=ENV, split="train", prompt=prompt, tools=log.row.tools)
     policy = policy_of(model, config.engine)
     every, answers = list(asked.values()), dict[str, list[Trajectory]]()
     attempts = tickets(every, config.tries, lambda number: f"answer-{number}")
     if attempts:
         sampling, tell = config.sampling.of(policy), partial(_progress, context)
-        with RolloutRunner(
-            policy, config.engine.build(policy), InverseEnvironment(), sampling, on_progress=tell
-        ) as runner:
+        with RolloutRunner(policy, config.engine.build(policy), AskedOnce(ENV), sampling, on_progress=tell) as runner:
             check_room(policy, runner, every)
             for row in runner.run(list(attempts.values()), stream(context.seed, "label"), list(attempts)):
                 answers.setdefault(row.task_id, []).append(row)

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,7 +20,7 @@ from agentrl.pipelines.stage import Context, External, StageConfig, reveal
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
 from agentrl.schemas.choice import plain
-from agentrl.schemas.trajectory import NOT_TRAINED
+from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.engines.base import Engine
@@ -254,3 +254,21 @@ def environment(context: Context, name: str) -> "Environment":
             'Choice("environment")'
         )
     return load_environment(name)
+
+
+def written_about(row: Trajectory, name: str, source: str, **fields: Any) -> Trajectory:
+    """A row of text that a stage wrote about another one. It is of the same task, and has no score."""
+    return Trajectory(
+        trajectory_id=name,
+        episode_id=name,
+        task_id=row.task_id,
+        parent_id=row.trajectory_id,
+        source=source,
+        env=row.env,
+        env_version=row.env_version,
+        split=row.split,
+        level=row.level,
+        reward=None,
+        success=None,
+        **fields,
+    )

@@ -11,7 +11,7 @@ from agentrl.advantages.turns import acting, own_turns
 from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.methods.agentfounder.texts import Decisions, plan, reason
-from agentrl.pipelines.parts.common import count, refuse_measured
+from agentrl.pipelines.parts.common import count, refuse_measured, written_about
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Termination, Trajectory
 
@@ -88,19 +88,11 @@ def _rows(trajectories: Sequence[Trajectories]) -> tuple[list[Trajectory], Count
 
 
 def _row(row: Trajectory, name: str, kind: str, text: str) -> Trajectory:
-    return Trajectory(
-        trajectory_id=name,
-        episode_id=name,
-        task_id=row.task_id,
-        parent_id=row.trajectory_id,
-        source=SOURCE,
-        env=row.env,
-        env_version=row.env_version,
-        split=row.split,
-        level=row.level,
+    return written_about(
+        row,
+        name,
+        SOURCE,
         prompt=row.prompt,
-        reward=None,
-        success=None,
         termination=Termination.UNKNOWN,
         tags=[kind],
         n_steps=1,

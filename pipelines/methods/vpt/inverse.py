@@ -6,7 +6,7 @@ from pydantic import Field
 
 from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.methods.vpt.gaps import bare, shown
-from agentrl.pipelines.parts.common import count, refuse_measured
+from agentrl.pipelines.parts.common import count, refuse_measured, written_about
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Termination, ToolCall, Trajectory
 
@@ -52,19 +52,11 @@ def inverse(context: Context, config: InverseWindow, trajectories: list[Trajecto
 
 
 def _asked(row: Trajectory, name: str, prompt: str, call: ToolCall) -> Trajectory:
-    return Trajectory(
-        trajectory_id=name,
-        episode_id=name,
-        task_id=row.task_id,
-        parent_id=row.trajectory_id,
-        source=SOURCE,
-        env=row.env,
-        env_version=row.env_version,
-        split=row.split,
-        level=row.level,
+    return written_about(
+        row,
+        name,
+        SOURCE,
         prompt=prompt,
-        reward=None,
-        success=None,
         termination=Termination.ANSWERED,
         n_steps=1,
         n_tool_calls=1,

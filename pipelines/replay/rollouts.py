@@ -15,7 +15,7 @@ from agentrl.datastore.errors import StoreError
 from agentrl.pipelines.methods.echo.observed import weighing
 from agentrl.pipelines.replay.recorded import StepRows, check_equal, table_of
 from agentrl.pipelines.replay.rewards import OtherRewards
-from agentrl.pipelines.replay.settings import ReplayError, StepChange
+from agentrl.pipelines.replay.settings import ReplayError, StepChange, check_needs
 from agentrl.pipelines.stages.checkpoints import number_of
 from agentrl.pipelines.stages.online_config import OnlineConfig
 from agentrl.schemas.manifest import Manifest
@@ -88,7 +88,7 @@ class Again:
         self.config, self.change = config, change
         self.rollouts = Rollouts(catalog, manifest, config)
         self.rewards = OtherRewards(config.rewards, change.config.rewards, change.weights, self.rollouts.buffer)
-        _check_needs(config, change.config)
+        check_needs(config.algorithm, change.config.algorithm)
         algorithm = change.config.algorithm
         compared = algorithm.model_copy(update={"kl": algorithm.kl or config.algorithm.kl})
         steps, seed = config.iterations * config.updates, manifest.ingredients.seed
@@ -157,17 +157,3 @@ class Again:
         learner.algorithm = self.models.algorithm = self.trainer.objective = config.algorithm
         tokenizer = learner.policy.tokenizer
         learner.observed = Observed(weights, lambda ids: str(tokenizer.decode(ids))) if weights else None
-
-
-def _check_needs(config: OnlineConfig, changed: OnlineConfig) -> None:
-    """Raise ReplayError if the changed algorithm needs what the stage did not make."""
-    kind, was = changed.algorithm.type, config.algorithm
-    lacks = {
-        f"a critic, and {was.type} fitted none": changed.algorithm.needs_critic and not was.needs_critic,
-        f"a greedy rollout of each task, and {was.type} sampled none": changed.algorithm.needs_greedy
-        and not was.needs_greedy,
-        "a teacher, whose log-probs are not recorded": changed.algorithm.needs_teacher,
-    }
-    for what, lacking in lacks.items():
-        if lacking:
-            raise ReplayError(f"algorithm.type: {kind} needs {what}; run the stage again with it")

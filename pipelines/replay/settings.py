@@ -14,6 +14,7 @@ from agentrl.pipelines.stages.train import DPOConfig, KTOConfig, OfflineConfig, 
 
 if TYPE_CHECKING:
     from agentrl.algorithms.base import Objective
+    from agentrl.algorithms.policy_gradient import PolicyGradient
 
 
 KNOBS = ("algorithm", "objective", "optimizer", "beta", "nll", "length_normalized")
@@ -165,3 +166,15 @@ def _weigh(setting: str, components: Any, weights: dict[str, float], value: Any)
 
 def _name_of(component: dict[str, Any]) -> str:
     return component.get("name") or str(component.get("type", "")).rpartition(":")[2]
+
+
+def check_needs(was: "PolicyGradient", changed: "PolicyGradient") -> None:
+    """Raise ReplayError if the changed algorithm needs what the stage did not make."""
+    lacks = {
+        f"a critic, and {was.type} fitted none": changed.needs_critic and not was.needs_critic,
+        f"a greedy rollout of each task, and {was.type} sampled none": changed.needs_greedy and not was.needs_greedy,
+        "a teacher, whose log-probs are not recorded": changed.needs_teacher,
+    }
+    for what, lacking in lacks.items():
+        if lacking:
+            raise ReplayError(f"algorithm.type: {changed.type} needs {what}; run the stage again with it")

@@ -1,6 +1,6 @@
 """The rows of a step of ``train.offline``, made again from the stored rollouts that it learned from."""
 
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from agentrl.pipelines.methods.echo.observed import observing, weighing
 from agentrl.pipelines.parts.scores import under
 from agentrl.pipelines.replay.compared import turned
 from agentrl.pipelines.replay.recorded import RowsOfStep, StepRows, check_equal
-from agentrl.pipelines.replay.settings import ReplayError, StepChange
+from agentrl.pipelines.replay.settings import ReplayError, StepChange, check_needs
 from agentrl.pipelines.run.execute import open_output
 from agentrl.pipelines.stages.train import OfflineConfig, stored_credit, stored_rollouts
 from agentrl.schemas.manifest import Manifest
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 class StoredRows:
     """All rows of the stage by its own settings, and by those of a ``change``, with the advantages of the groups that
-    its inputs have. ``policy`` is the one that training starts from. Files lie in a folder that goes with the object.
+    its inputs have. ``policy`` is the one that training starts from.
 
     Raises ReplayError if the change needs what is not stored, or the inputs are gone.
     """
@@ -36,13 +36,8 @@ class StoredRows:
     def __init__(
         self, catalog: Catalog, manifest: Manifest, own: OfflineConfig, change: StepChange, policy: "Policy"
     ) -> None:
-        if change.config.algorithm.needs_teacher:
-            raise ReplayError(
-                f"algorithm.type: {change.config.algorithm.type} needs a teacher, whose log-probs are not recorded; "
-                "run the stage again with it"
-            )
+        check_needs(own.algorithm, change.config.algorithm)
         self.catalog, self.manifest, self.policy = catalog, manifest, policy
-        self._folders = ExitStack()
         self._own = None if own.algorithm.needs_teacher else self._rows(own)[0]
         self._made, self.lr_scale = self._rows(change.config)
 
@@ -50,19 +45,19 @@ class StoredRows:
         """All rows by a config, and the guard's factor on the learning rate."""
         from agentrl.training.rows import write_rows
 
-        folder = Path(self._folders.enter_context(TemporaryDirectory(prefix="agentrl-replay-")))
-        try:
-            given = under(self._input("trajectories"), self._input("scores"), config.scorer)
-            chosen = stored_rollouts(config, given, self.policy)
-            credit = stored_credit(config, chosen, self.policy, self._input("steps"), folder, None)
-            batches = credit.batches
-            if observe := weighing(config.observe):
-                batches = observing(lambda _: None, chosen, self.policy, observe, batches, config.algorithm)
-            path = write_rows(folder / "rows.arrow", batches)
-        except (StoreError, LookupError, ValueError) as error:
-            raise ReplayError(f"rows cannot be made from the stored rollouts: {error.args[0]}") from error
-        with pa.memory_map(str(path)) as source:
-            return pa.ipc.open_file(source).read_all(), credit.lr_scale
+        with TemporaryDirectory(prefix="agentrl-replay-") as folder:
+            try:
+                given = under(self._input("trajectories"), self._input("scores"), config.scorer)
+                chosen = stored_rollouts(config, given, self.policy)
+                credit = stored_credit(config, chosen, self.policy, self._input("steps"), Path(folder), None)
+                batches = credit.batches
+                if observe := weighing(config.observe):
+                    batches = observing(lambda _: None, chosen, self.policy, observe, batches, config.algorithm)
+                path = write_rows(Path(folder, "rows.arrow"), batches)
+            except (StoreError, LookupError, ValueError) as error:
+                raise ReplayError(f"rows cannot be made from the stored rollouts: {error.args[0]}") from error
+            with pa.memory_map(str(path)) as source:  # the table holds the map, which outlives its file
+                return pa.ipc.open_file(source).read_all(), credit.lr_scale
 
     def _input(self, name: str) -> list[Any]:
         buffer = TrajectoryBuffer(self.catalog.storage.uri)
@@ -81,8 +76,8 @@ class StoredRows:
         return RowsOfStep(
             [batch for batch in rows if len(batch)],
             1.0,
-            _counts(recorded),
-            _counts(rows),
+            _counts(recorded, before),
+            _counts(rows, after),
             turned(before, after),
         )
 
@@ -108,6 +103,6 @@ def _records(batches: StepRows) -> list[dict[str, Any]]:
     return records
 
 
-def _counts(batches: StepRows) -> dict[str, float]:
+def _counts(batches: StepRows, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     tokens = sum(float(np.sum(rows.lists("mask")[1])) for rows in batches)
-    return {"trained_rows": float(sum(row["trained"] for row in _records(batches))), "trained_tokens": tokens}
+    return {"trained_rows": float(sum(row["trained"] for row in records)), "trained_tokens": tokens}

@@ -30,8 +30,8 @@ from agentrl.statistics.sharpening import paired
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "0 1 2").split()]
 SMALL = os.environ.get("SCALE") == "small"
 STORES = os.environ.get("STORES", "")
-SUITES = {"safety": 6}
-"""Suites that are a level of the tasks: requests that the rules forbid or guard."""
+SAFETY = 6
+"""The level of tasks that is the suite for safety: requests that the rules forbid or guard."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def judge(name: str, runs: list[tuple[Run, dict[str, Measured]]]) -> bool:
     print(f"\n## {name}, {len(runs)} seeds\n\n| | {' | '.join(COLUMNS)} |\n|{' --- |' * (1 + len(COLUMNS))}")
     for policy in (*main, *others):
         each = [measures[policy] for _, measures in runs]
-        print(f"| {policy} | {' | '.join(_cells(each, name))} |")
+        print(f"| {policy} | {' | '.join(_cells(each))} |")
     print(f"\nprocessor seconds of a seed: {', '.join(f'{made.cpu_s:.0f}' for made, _ in runs)}\n")
     met = []
     for before, after in pairwise(main):
@@ -105,15 +105,14 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _cells(each: list[Measured], name: str) -> list[str]:
+def _cells(each: list[Measured]) -> list[str]:
     def mean(values: list[Any], digits: int = 3) -> str:
         known = [value for value in values if value is not None]
         return f"{sum(known) / len(known):.{digits}f}" if known else "-"
 
     sampled = [measures.results["sampled"] for measures in each]
     levels = sorted(set.intersection(*(set(measures.levels) for measures in each)))
-    safety = SUITES["safety"] if name == "copilot" else None
-    of_safety = [measures.levels[safety] for measures in each if safety in measures.levels]
+    of_safety = [measures.levels[SAFETY] for measures in each if SAFETY in measures.levels]
     return [
         mean([row["success"] for row in sampled]),
         mean([measures.results["greedy"]["success"] for measures in each]),

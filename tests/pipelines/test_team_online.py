@@ -1,18 +1,16 @@
 """Online training of several agents in one episode."""
 
-import itertools
 import shutil
 from typing import Any
 
 import pytest
-from forked import harness, model, tasks
+from forked import harness, killed_and_resumed, model, tasks
 from pydantic import ValidationError
 from test_team import TeamEngine, acting
 
 from agentrl.pipelines.handles import Model, Tasks
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.stages.grpo import online
-from agentrl.rollouts.in_flight import Flow
 
 __all__ = ["acting", "harness", "model", "tasks"]
 SMALL: dict[str, Any] = {
@@ -92,10 +90,6 @@ def test_an_agent_that_is_an_input_is_not_trained(harness: Harness, model: Model
     assert max(ticket["staleness"] for ticket in made["coverage"].table().to_pylist()) == 0
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_words_that_it_has(
     harness: Harness, model: Model, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
@@ -104,27 +98,10 @@ def test_a_killed_run_goes_on_with_the_words_that_it_has(
     more = {"ahead": 1, "max_staleness": 2, "limits": {"in_flight": 3}, "iterations": 3, "tasks": 2}
     config = online.config.model_validate({**MARGINAL, **more})
     context = harness._context("killed")
-    turns, turn = itertools.count(), TeamEngine.turn
-
-    async def dying(self: Any, *given: Any, **named: Any) -> Any:
-        if next(turns) == 120:
-            raise Killed
-        return await turn(self, *given, **named)
-
-    monkeypatch.setattr(TeamEngine, "turn", dying)
-    with pytest.raises(Killed):
-        online(context, config, model=model, tasks=tasks)
-    monkeypatch.setattr(TeamEngine, "turn", turn)
-    kept = {path.stem for path in (context.scratch / "under_way").glob("*.arrow")}
+    kept, before, sampled, result = killed_and_resumed(
+        context, config, TeamEngine, 120, monkeypatch, model=model, tasks=tasks
+    )
     assert kept
-    before, sampled, add = {*context.row_ids(), *kept}, list[str](), Flow.add
-
-    async def counted(self: Any, jobs: Any, made: Any = {}) -> None:  # noqa: B006
-        sampled.extend(job.name for job in jobs if job.name not in made)
-        await add(self, jobs, made)
-
-    monkeypatch.setattr(Flow, "add", counted)
-    result: Any = online(context, config, model=model, tasks=tasks)
     assert sampled
     assert not set(sampled) & before, "no row is made twice"
     rows = result["trajectories"].read()

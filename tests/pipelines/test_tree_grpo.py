@@ -1,10 +1,9 @@
 """Online training on trees of rollouts: what they are, what a killed run goes on from, and what is refused."""
 
-import itertools
 from typing import Any
 
 import pytest
-from forked import by_id, harness, model, tabular, task_of, tasks
+from forked import by_id, harness, killed_and_resumed, model, tabular, task_of, tasks
 from pydantic import ValidationError
 from tabular import TabularEngine
 
@@ -13,7 +12,6 @@ from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.stages.grpo import online
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.rollouts.continuations import check_continuation, node
-from agentrl.rollouts.in_flight import Flow
 from agentrl.schemas.trajectory import Role
 
 __all__ = ["harness", "model", "tabular", "tasks"]
@@ -52,10 +50,6 @@ def test_rollouts_of_a_ticket_go_on_from_turns_of_others(harness: Harness, model
     assert [item["rows"] for item in made["coverage"].table().to_pylist()] == [10] * 6
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("in_step", [True, False], ids=["in step", "as they come"])
 def test_a_killed_run_goes_on_with_the_trees_that_it_has(
@@ -67,27 +61,10 @@ def test_a_killed_run_goes_on_with_the_trees_that_it_has(
     config = online.config.model_validate({**SMALL, **more})
     undisturbed = harness.run(online, config.model_dump(), model=model, tasks=tasks)
     context = harness._context("killed")
-    turns, turn = itertools.count(), TabularEngine.turn
-
-    async def dying(self: Any, *given: Any, **named: Any) -> Any:
-        if next(turns) == 100:
-            raise Killed
-        return await turn(self, *given, **named)
-
-    monkeypatch.setattr(TabularEngine, "turn", dying)
-    with pytest.raises(Killed):
-        online(context, config, model=model, tasks=tasks)
-    monkeypatch.setattr(TabularEngine, "turn", turn)
-    kept = {path.stem for path in (context.scratch / "under_way").glob("*.arrow")}
+    kept, before, sampled, result = killed_and_resumed(
+        context, config, TabularEngine, 100, monkeypatch, model=model, tasks=tasks
+    )
     assert bool(kept) == (not in_step)
-    before, sampled, add = {*context.row_ids(), *kept}, list[str](), Flow.add
-
-    async def counted(self: Any, jobs: Any, made: Any = {}) -> None:  # noqa: B006
-        sampled.extend(job.name for job in jobs if job.name not in made)
-        await add(self, jobs, made)
-
-    monkeypatch.setattr(Flow, "add", counted)
-    result: Any = online(context, config, model=model, tasks=tasks)
     assert sampled
     assert len(set(sampled)) == len(sampled)
     assert not set(sampled) & before, "no row is made twice"

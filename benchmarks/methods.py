@@ -6,7 +6,6 @@ always among the baselines, with settings that did best on dev tasks (``tune``).
 at temperature 1, greedily, and at each policy's best temperature, which is the control for sharpening: see ``arms.py``.
 
 - tune: what rejection sampling and GRPO solve of dev tasks at three learning rates, and with two ways to keep rows.
-- hindsight: rejection sampling on rollouts, with and without failed ones relabelled (`rooms`, also silent; `lookup`).
 - the others: see :data:`MODULES`, and what the modules say that it names.
 
     python benchmarks/methods.py                    # 3 seeds, 512 held-out tasks
@@ -26,7 +25,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -36,7 +34,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from arms import SMALL, Arm, Solved, Spent, gain, measured, table
+from arms import SMALL, Arm, Solved, Spent, measured
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a small model: a second thread costs more than it brings
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "0" if SMALL else "0 1 2").split()]
@@ -247,8 +245,8 @@ def curated(
 
     if not any(selection.ids() for selection in selections):
         return setting.warm, Spent()
-    lr = lr or setting.course.sft_lr
-    config = {"steps": steps, "batch": BATCH, "optimizer": {"lr": lr, "schedule": "linear"}, **more}
+    optimizer = {"lr": lr or setting.course.sft_lr, "schedule": "linear"}
+    config = {"steps": steps, "batch": BATCH, "optimizer": optimizer, **more}
     made = setting.harness.run(sft, config, trajectories=selections, model=setting.warm)
     return made["model"], Spent(trained=trained_tokens(made))
 
@@ -264,10 +262,10 @@ def online(setting: Setting, states: Any = None, inputs: Any = None, **settings:
     from agentrl.pipelines.stages.grpo import online as stage
 
     warmup, lr = min(4, settings.get("iterations", ITERATIONS) // 2), settings.pop("lr", setting.course.lr)
+    optimizer = {"lr": lr, "schedule": "linear", "warmup": warmup, **settings.pop("optimizer", {})}
     config = {
         "iterations": ITERATIONS, "tasks": TASKS, "samples": SAMPLES, "checkpoints": {"last": 0}, **settings,
-        "optimizer": {"lr": lr, "schedule": "linear", "warmup": warmup},
-        "checkpoint_every": 1000,
+        "optimizer": optimizer, "checkpoint_every": 1000,
     }  # fmt: skip
     inputs = {**(inputs or {}), **({"starts": [states]} if states else {})}
     made = setting.harness.run(stage, config, model=setting.warm, tasks=setting.tasks, **inputs)
@@ -289,53 +287,9 @@ def tokens_again(setting: Setting, made: Any) -> int:
     return sum(sizes[name] for name in ids)
 
 
-def hindsight(env: str) -> bool:
-    """The same rollouts with and without what failed ones did achieve, against GRPO with as many. New tasks are
-    verified by making the calls of rows again; another baseline gets as many calls, as further rollouts."""
-    from agentrl.pipelines.methods.hindsight.relabel import relabel
-    from agentrl.pipelines.stages.trajectories import sample
-
-    more_calls = "rejection, as many calls"
-    arms = {name: Arm(name) for name in ("warm", "rejection", more_calls, "rejection + hindsight", "GRPO")}
-    shifts: Counter[tuple[int, int]] = Counter()
-    for seed, folder in seeds(f"hindsight {env}", arms):
-        setting = prepared(env, seed, folder)
-        run = setting.harness.run
-        config = {"samples": SAMPLES}
-        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
-        rows = run(sample, config, model=setting.warm, tasks=tasks)["trajectories"]
-        spent = of_rollouts(rows)
-        arms["warm"].add(judged(setting, setting.warm), Spent())
-        good = successes(setting, [rows])
-        model, more = curated(setting, [good])
-        arms["rejection"].add(judged(setting, model), spent + more)
-        made = run(
-            relabel, {"cap": len(good.ids()) // 4 or None, "detours": "masked" if "rooms" in setting.env else "kept"},
-            trajectories=[rows], heldout=setting.heldout, model=setting.warm, tasks=[tasks],
-        )  # fmt: skip
-        print(f"{env}, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
-        new = made["trajectories"]
-        replayed = Spent(calls=int(made.metrics["environment_calls"]))
-        model, more = curated(setting, [good, new])
-        arms["rejection + hindsight"].add(judged(setting, model), spent + replayed + more)
-        shifts.update(
-            {(level["asked"], level["achieved"]): level["rows"] for level in made["levels"].table().to_pylist()}
-        )
-        others, beside = rollouts(setting, tasks, replayed.calls, by="calls")
-        model, more = curated(setting, [successes(setting, [rows, *others])])
-        arms[more_calls].add(judged(setting, model), spent + beside + more)
-        model, more, _ = online(setting)
-        arms["GRPO"].add(judged(setting, model), more)
-    print(f"\nhindsight, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed")
-    table(arms)
-    print(f"levels asked -> achieved: {', '.join(f'{a} -> {b}: {n}' for (a, b), n in sorted(shifts.items()))}")
-    met = gain(f"hindsight, {env}", arms, "rejection", "rejection + hindsight")
-    return gain(f"hindsight, {env}", arms, more_calls, "rejection + hindsight", by="calls") and met
-
-
 MODULES = {
     "tuning": ("tune",),
-    "methods": ("hindsight",),
+    "relabelled": ("hindsight",),
     "methods_signals": ("curriculum", "echo", "rwml", "reflexion", "resample", "rank"),
     "taught": ("distill", "self_distill", "labels"),
     "branching": ("slicing", "pairs", "eto", "ipr", "dagger", "tree"),
@@ -351,14 +305,18 @@ MODULES = {
     "skills": ("library",),
     "named": ("toolrl", "agenttuning"),
     "believing": ("confidence", "self_rewarding"),
+    "algorithms": ("algorithms", "adapters", "prefixes"),
+    "exploring": ("explore", "diverse", "thinking"),
 }
 """Module -> the methods whose experiments lie there, as functions of their names."""
 METHODS = {name: module for module, names in MODULES.items() for name in names}
 COURSES_OF = {
     "tune": ("words", "lookup", "rooms"),
     "hindsight": ("words", "lookup", "rooms", "rooms, silent"),
-    **dict.fromkeys(("online_replay", "online_starts", "propose", "toolrl", "zero"), ("words",)),
-    **dict.fromkeys(("confidence", "self_rewarding"), ("words",)),
+    **dict.fromkeys(
+        ["online_replay", "online_starts", "propose", "toolrl", "zero", "confidence", "self_rewarding"], ("words",)
+    ),
+    **dict.fromkeys(["algorithms", "adapters", "prefixes", "explore"], ("words",)),
     "distill": ("words", "lookup"),
     **dict.fromkeys(("curriculum", "tree"), ("words", "rooms")),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),
@@ -369,7 +327,7 @@ COURSES_OF = {
 
 
 def done(name: str) -> tuple[str, list[bool], float]:
-    """What the experiments of a method print if they are small, whether targets are met, and processor seconds."""
+    """What small experiments of a method print, whether targets are met, and processor seconds."""
     started, text = time.process_time(), io.StringIO()
     with redirect_stdout(text) if SMALL else nullcontext():
         experiment = getattr(import_module(METHODS[name]), name)

@@ -1,0 +1,146 @@
+"""The experiments of ``methods.py`` about rollouts that explore beyond temperature 1, in `words`.
+
+- explore: GRPO with calls at random, or with a temperature that falls, beside GRPO of as many rollouts.
+- diverse: rejection sampling on rollouts of a task that keep apart, by diverse beam search's penalty.
+- thinking: GRPO of a policy whose demonstrator rambled, with reasoning ended that gets nowhere, and without, of as many
+  sampled tokens; and the warm policy itself.
+"""
+
+import json
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from arms import SMALL, Arm, Solved, Spent, gain, measured, table
+from methods import (
+    COURSES,
+    ITERATIONS,
+    SAMPLES,
+    SPLIT,
+    TASKS,
+    Setting,
+    curated,
+    judged,
+    of_rollouts,
+    online,
+    prepared,
+    seeds,
+    successes,
+)
+from methods_signals import beside_grpo
+
+from agentrl.environments.words import WordsEnvironment
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Message
+
+EXPLORED = {
+    f"calls at random, {share:g}": {"explore": {"tool": share}} for share in (0.05, 0.2)
+} | {
+    f"temperature {first:g} to {last:g}": {
+        "explore": {"temperature": [first, last]}, "algorithm": {"type": "grpo", "off_policy": {"truncate": 2.0}},
+    }
+    for first, last in ((1.2, 0.8), (1.5, 1.0))
+}  # fmt: skip
+CHOSEN = ("calls at random, 0.05", "temperature 1.2 to 0.8")
+"""Of each kind what solved more dev tasks of seed 10."""
+
+
+def explore(env: str) -> bool:
+    ways = {name: way for name, way in EXPLORED.items() if name in CHOSEN or (SPLIT == "dev" and not SMALL)}
+    arms = beside_grpo("explore", env, ways)
+    met = [gain(f"explore, {env}, {name}", arms, "GRPO", name) for name in ways]
+    return all(met)
+
+
+DIVERSITIES = (0.5, 2.0)
+DIVERSITY = 0.5
+"""Of these, what solved more dev tasks of seed 10."""
+
+
+def diverse() -> bool:
+    """What rollouts that keep apart solve of the train tasks, and what is learned from it."""
+    from agentrl.pipelines.stages.trajectories import sample
+
+    apart = DIVERSITIES if SPLIT == "dev" and not SMALL else (DIVERSITY,)
+    names = {0.0: "rejection", **{value: f"rejection, diversity {value:g}" for value in apart}}
+    arms = {name: Arm(name) for name in ("warm", *names.values(), "GRPO")}
+    reached = {name: Arm(name) for name in names.values()}
+    for seed, folder in seeds("diverse", arms, reached):
+        setting = prepared("words", seed, folder)
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
+        for value, name in names.items():
+            config = {"samples": SAMPLES, "sampling": {"diversity": value}}
+            rows = setting.harness.run(sample, config, model=setting.warm, tasks=tasks)["trajectories"]
+            spent, solved = of_rollouts(rows), dict[str, float]()
+            for row in rows.table(["task_id", "success"]).to_pylist():
+                solved[row["task_id"]] = max(solved.get(row["task_id"], 0.0), float(bool(row["success"])))
+            reached[name].add(solved, spent)
+            model, more = curated(setting, [successes(setting, [rows])])
+            arms[name].add(judged(setting, model), spent + more)
+        model, spent, _ = online(setting)
+        arms["GRPO"].add(judged(setting, model), spent)
+    print(f"\ndiverse, words: train tasks that are solved by one of {SAMPLES} rollouts")
+    table(reached)
+    print("diverse, words: held-out tasks")
+    table(arms)
+    met = [gain(f"diverse, words, {name}", arms, "rejection", name) for name in list(names.values())[1:]]
+    for name in list(names.values())[1:]:
+        gain(f"diverse, words, {name}, train tasks", reached, "rejection", name)
+    return all(met)
+
+
+RAMBLES, LONGEST = 0.4, 60
+"""The share of turns before which the demonstrator rambles, and most names that it mentions then."""
+
+
+class Rambling(WordsEnvironment):
+    """`words` with a demonstrator that reasons in vain before some of its turns: it mentions people, in no order and of
+    any number. A turn has room for 40 tokens, so that one that goes on for too long makes no call."""
+
+    def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Message], None]:
+        people = list(json.loads(task.metadata)["facts"])
+        turns, answers = super().demonstrate(task, noise, random), None
+        while True:
+            try:
+                turn = turns.send(answers)  # type: ignore[arg-type]  (None begins it)
+            except StopIteration:
+                return
+            names = random.choices(people, k=random.randint(1, LONGEST)) if random.random() < RAMBLES else []
+            answers = yield turn.model_copy(update={"reasoning": " ".join(names)}) if names else turn
+
+
+COURSES["words, rambling"] = replace(
+    COURSES["words"], environment={"type": "exploring:Rambling", "names": 64}, context=384
+)
+ENDED = {"thinking": {"eta": 1.0, "window": 8}}
+
+
+def thinking() -> bool:
+    """The warm policy and GRPO, with reasoning that is ended and without. Policies are judged as they were trained."""
+    arms = {name: Arm(name) for name in ("warm", "warm, ended", "GRPO", "GRPO, ended")}
+    for seed, folder in seeds("thinking", arms):
+        setting = prepared("words, rambling", seed, folder)
+        for name, explored in (("", {}), (", ended", ENDED)):
+            arms[f"warm{name}"].add(_judged(setting, setting.warm, explored), Spent())
+            more = {"explore": explored} if explored else {}
+            model, spent, _ = online(setting, **more)
+            arms[f"GRPO{name}"].add(_judged(setting, model, explored), spent)
+    print("\nthinking, words with a demonstrator that rambles")
+    table(arms)
+    gain("thinking, words, the warm policy", arms, "warm", "warm, ended")
+    return gain("thinking, words", arms, "GRPO", "GRPO, ended")
+
+
+def _judged(setting: Setting, model: Any, explored: Mapping[str, Any]) -> Solved:
+    """What a policy solves whose reasoning is ended by these settings, if there are any."""
+    from agentrl.pipelines.stages.trajectories import sample
+
+    def play(tasks: Any, temperature: float) -> dict[str, float]:
+        config = {"samples": 1, "sampling": {"temperature": temperature}, "explore": explored or {}}
+        rows = setting.harness.run(sample, config, model=model, tasks=tasks)["trajectories"]
+        outcomes = rows.table(["task_id", "success"]).to_pylist()
+        return {row["task_id"]: float(bool(row["success"])) for row in outcomes}
+
+    return measured(play, setting.dev, setting.judged)

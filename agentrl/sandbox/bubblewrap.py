@@ -8,13 +8,15 @@ import fcntl
 import functools
 import os
 import shutil
+import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Literal
 
+import psutil
 from pydantic import Field
 
 from agentrl.sandbox import seccomp
@@ -117,7 +119,8 @@ class Bubblewrap(LocalPrograms):
     ) -> Ran:
         async def end(process: asyncio.subprocess.Process) -> None:
             release()
-            await kill(process)  # the process tree inside ends with bwrap, and before it is set up, with its group
+            _kill_inside(process.pid)
+            await kill(process)  # before the process tree inside is set up, it ends with the group of bwrap
 
         filtered = seccomp.readable()
         try:
@@ -157,6 +160,17 @@ class Bubblewrap(LocalPrograms):
             view += ["--ro-bind", _source(folder, self._folders()), str(folder)]
         view += ["--proc", "/proc", *HIDDEN, "--dev", "/dev", "--size", str(1 << 20), "--tmpfs", "/dev/shm"]
         return [*view, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def _kill_inside(pid: int) -> None:
+    """Kill the first process of the tree inside, and with it the tree. That ends with bwrap only after it has asked the
+    kernel for it, which it may do late: its program can run before. bwrap is stopped, so that it reaps nobody and the
+    number stays that of its process."""
+    with suppress(ProcessLookupError, psutil.NoSuchProcess):
+        os.kill(pid, signal.SIGSTOP)
+        for child in psutil.Process(pid).children():
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
 
 
 def _as_nobody(folders: Sequence[Path], doors: Sequence[str]) -> list[str]:

@@ -262,6 +262,22 @@ def test_a_cancelled_run_leaves_nothing(mark: str) -> None:
         blocking(cancelled(0.004 * step))
 
 
+def test_a_cancelled_run_ends_before_its_processes_ask_to_die_with_bwrap(
+    mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = bubblewrap.Bubblewrap._view
+    late = {"--die-with-parent"}
+    monkeypatch.setattr(bubblewrap.Bubblewrap, "_view", lambda *given: [x for x in view(*given) if x not in late])
+
+    async def cancelled() -> None:
+        run = asyncio.create_task(HERE.run([HERE.python, "-c", "import time; time.sleep(60)", mark], {}))
+        while not any(psutil.Process(pid).name().startswith("python") for pid in running(mark)):
+            await asyncio.sleep(0.01)
+        await ends(run)
+
+    blocking(cancelled())
+
+
 def test_a_run_that_is_cancelled_while_it_starts_leaves_nothing(mark: str) -> None:
     async def cancelled(after: float) -> None:
         run = asyncio.create_task(HERE.run([HERE.python, "-c", "import time; time.sleep(60)", mark], {}))

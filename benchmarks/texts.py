@@ -1,4 +1,4 @@
-"""Agentic continual pre-training (AgentFounder) in ``lookup``: texts of decisions before the imitation of successes,
+"""Agentic continual pre-training (AgentFounder) in ``words``: texts of decisions before the imitation of successes,
 beside the successes alone, in as many steps and for as many trained tokens.
 
     SEEDS="0 1 2" PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/texts.py
@@ -22,16 +22,18 @@ from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import sft
 from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
 
-TRAIN = 24 if SMALL else 256
-STEPS = {"warm": 2, "texts": 2, "after": 2} if SMALL else {"warm": 100, "texts": 60, "after": 60}
-LR = {"warm": 5e-3, "texts": 2e-3, "after": 1e-3}
+BED = {"type": "words", "names": 64}
+TRAIN = 24 if SMALL else 512
+STEPS = {"warm": 2, "texts": 2, "after": 2} if SMALL else {"warm": 200, "texts": 60, "after": 60}
+LR = {"warm": 5e-3, "texts": 2e-3, "after": 2e-3}
+SIZE = {"context": 384, "vocabulary": 640}
 KINDS = os.environ.get("KINDS", "decide").split()
 ARMS = ("warm", "successes", "successes, as many tokens", "texts first")
 
 
 def trained(harness: Harness, rows: Any, phase: str, steps: int = 0, **start: Any) -> tuple[Any, Spent]:
     """A policy after a phase of supervised steps, from random weights if there is no model to start from."""
-    fresh = {} if start else {"model": {"init": "tiny", "size": {"context": 384}}}
+    fresh = {} if start else {"model": {"init": "tiny", "size": SIZE}}
     optimizer = {"lr": LR[phase], "schedule": "linear" if start else "cosine"}
     config = {**fresh, "steps": steps or STEPS[phase], "batch": 32, "optimizer": optimizer}
     made = harness.run(sft, config, trajectories=[rows], **start)
@@ -40,14 +42,14 @@ def trained(harness: Harness, rows: Any, phase: str, steps: int = 0, **start: An
 
 def of_seed(seed: int, folder: Path, arms: dict[str, Arm]) -> None:
     harness = Harness(folder, seed)
-    tasks = harness.run(generate, {"env": "lookup", "train": TRAIN, "dev": DEV + JUDGED, "heldout": JUDGED})
-    shown = harness.run(synthesize, {"noise": 0.2, "coverage": 0.5}, tasks=tasks["train"])["trajectories"]
+    tasks = harness.run(generate, {"env": BED, "train": TRAIN, "dev": DEV + JUDGED, "heldout": JUDGED})
+    shown = harness.run(synthesize, tasks=tasks["train"])["trajectories"]
     warm, spent = trained(harness, shown, "warm")
     arms["warm"].add(judged(harness, warm, tasks), spent)
     rows = harness.run(sample, {"samples": 2}, model=warm, tasks=tasks["train"])["trajectories"]
     forking = {"at": "all", "k": 1}
     forked = harness.run(fork, forking, model=warm, tasks=[tasks["train"]], trajectories=[rows])["trajectories"]
-    good = shown if SMALL else harness.run(reject, trajectories=[rows, forked])["trajectories"]
+    good = shown if SMALL else harness.run(reject, {"keep": 1}, trajectories=[rows, forked])["trajectories"]
     model, alone = trained(harness, good, "after", model=warm)
     arms["successes"].add(judged(harness, model, tasks), alone)
 
@@ -67,10 +69,10 @@ def main() -> None:
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as folder:
             of_seed(seed, Path(folder), arms)
-    print(f"\nlookup, texts of {' and '.join(KINDS)}: {len(SEEDS)} seeds, {JUDGED} {SPLIT} tasks")
+    print(f"\nwords, texts of {' and '.join(KINDS)}: {len(SEEDS)} seeds, {JUDGED} {SPLIT} tasks")
     table(arms)
     for baseline in ARMS[1:3]:
-        gain("lookup, texts first", arms, baseline, "texts first", by="trained")
+        gain("words, texts first", arms, baseline, "texts first", by="trained")
 
 
 if __name__ == "__main__":

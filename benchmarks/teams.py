@@ -2,7 +2,8 @@
 for, and a walker looks them up. Demonstrations know what three of ten words mean; the others are learned from rewards.
 
 - teams: online GRPO of one model that is both, with joint credit, or with the walker's alternatives after the same plan
-  (marginal credit), and of one agent alone. All sample as many tokens.
+  (marginal credit); of two models, the planner's with a frozen walker and then the walker's with that planner; and of
+  one agent alone. All sample as many tokens.
 """
 
 from dataclasses import replace
@@ -27,7 +28,7 @@ MARGINAL: dict[str, Any] = {
 
 
 def teams() -> bool:
-    names = ("warm", "GRPO, joint", "GRPO, marginal", "warm, alone", "GRPO, alone")
+    names = ("warm", "GRPO, joint", "GRPO, marginal", "GRPO, in turn", "warm, alone", "GRPO, alone")
     arms = {name: Arm(name) for name in names}
     for seed, folder in seeds("teams", arms):
         alone = prepared_small(seed, folder)
@@ -38,12 +39,15 @@ def teams() -> bool:
         arms["GRPO, joint"].add(together(setting, model), spent)
         model, spent = trained(setting, TASKS * MARGINAL["samples"] * (plan + ACTS * walk), **MARGINAL)
         arms["GRPO, marginal"].add(together(setting, model), spent)
+        planner, walker, spent = in_turn(setting, 2 * TASKS * SAMPLES * (plan + walk))
+        arms["GRPO, in turn"].add(together(setting, walker, planner), spent)
         arms["warm, alone"].add(judged(alone, alone.warm), Spent())
         model, spent = trained(alone, TASKS * SAMPLES * walk, samples=SAMPLES)
         arms["GRPO, alone"].add(judged(alone, model), spent)
     print(f"\nteams, words: a planner and a walker, about {BUDGET:,} sampled tokens a seed, learning rate {LR}")
-    table({name: arms[name] for name in names[:3]})
-    table({name: arms[name] for name in names[3:]}, names[3])
+    table({name: arms[name] for name in names[:4]})
+    table({name: arms[name] for name in names[4:]}, names[4])
+    gain("teams, words, two models in turn", arms, "GRPO, joint", "GRPO, in turn")
     met = gain("teams, words, marginal credit", arms, "GRPO, joint", "GRPO, marginal")
     return gain("teams, words, a team", arms, "GRPO, alone", "GRPO, joint", start="warm, alone") and met
 
@@ -52,6 +56,14 @@ def trained(setting: Setting, each: float, **config: Any) -> tuple[Any, Spent]:
     """The warm policy after as many iterations as sample :data:`BUDGET` tokens, if one samples ``each``."""
     model, spent, _ = online(setting, tasks=TASKS, iterations=max(1, round(BUDGET / each)), lr=LR, **config)
     return model, spent
+
+
+def in_turn(setting: Setting, each: float) -> tuple[Any, Any, Spent]:
+    """A planner after half of the budget with the warm policy as its walker, a walker after the other half with that
+    planner, and what both spent."""
+    planner, first = trained(setting, each, inputs={"actor": setting.warm}, **JOINT)
+    walker, second = trained(setting, each, inputs={"speaker": planner}, **JOINT)
+    return planner, walker, first + second
 
 
 def prepared_small(seed: int, folder: Any) -> Setting:

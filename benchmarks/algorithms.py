@@ -1,9 +1,9 @@
-"""The experiments of ``methods.py`` about what updates a policy online, in `words`: as many rollouts for each.
+"""The experiments of ``methods.py`` about what updates a policy online, in `words`: as many rollouts for each way, at
+the learning rate that is best for GRPO if none is named.
 
-- algorithms: every policy gradient beside GRPO, and ReFT's settings of PPO. With SPLIT=dev at both of :data:`RATES`,
-  otherwise at the better of them.
-- adapters: GRPO on LoRA's adapters, over weights as they are and in 4 bits (QLoRA).
-- prefixes: GRPO with replayed rows, each token weighed by its own ratio or by that of its prefix.
+- algorithms: policy gradients.
+- updates: ReFT's settings of PPO; adapters over weights as they are and in 4 bits (QLoRA); replayed rows whose tokens
+  are weighed by their own ratio or by that of their prefix; and calls at random. SPLIT=dev tries :data:`TRIED`.
 """
 
 from typing import Any
@@ -12,12 +12,16 @@ from arms import SMALL, gain
 from methods import SPLIT
 from methods_signals import beside_grpo
 
-RATES = (1e-3, 2e-3)
-"""The second is that of GRPO."""
-BEST: dict[str, float] = {}
-"""Algorithms that solved more dev tasks of seed 10 at the first rate."""
 PPO = {"type": "ppo", "gamma": 1.0, "lam": 0.95, "critic": {"pretrain": 2}}
-WAYS: dict[str, dict[str, Any]] = {
+LORA = {"rank": 16, "alpha": 32}
+REPLAYS = {"replay, ratios of tokens": "truncate", "replay, ratios of prefixes": "truncate_prefix"}
+
+
+def adapters(lr: float, **lora: Any) -> dict[str, Any]:
+    return {"lr": lr, "optimizer": {"lora": {**LORA, **lora}}}
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
     "REINFORCE": {"algorithm": {"type": "reinforce"}},
     "ReMax": {"algorithm": {"type": "remax"}},
     "RLOO": {"algorithm": {"type": "rloo"}},
@@ -30,50 +34,39 @@ WAYS: dict[str, dict[str, Any]] = {
     "PPO": {"algorithm": PPO},
     "PPO, turns": {"algorithm": {**PPO, "level": "turn"}},
     "VAPO": {"algorithm": {"type": "vapo", "critic": {"pretrain": 2}}},
+}
+UPDATES: dict[str, dict[str, Any]] = {
     "ReFT": {
         "algorithm": {**PPO, "kl": {"coef": 0.01, "estimator": "k1", "where": "reward"}},
         "rewards": [{"type": "format", "weight": 0.1, "unrewarded": True}],
     },
+    "LoRA": adapters(1e-2),
+    "QLoRA": adapters(1e-2, quantize="nf4"),
+    **{
+        name: {"replay": {"share": 0.5, "draw": "uniform", "correction": {bound: 2.0, "min_ess": 0.2}}}
+        for name, bound in REPLAYS.items()
+    },
+    "calls at random": {"explore": {"tool": 0.05}},
 }
+TRIED = {
+    **{f"LoRA, {lr:g}": adapters(lr) for lr in (5e-3, 1e-2, 2e-2)},
+    **{f"QLoRA, {lr:g}": adapters(lr, quantize="nf4") for lr in (5e-3, 1e-2, 2e-2)},
+    **{f"calls at random, {share:g}": {"explore": {"tool": share}} for share in (0.05, 0.2)},
+}
+"""Of each kind what solves most dev tasks of seed 10 is among :data:`UPDATES`."""
 
 
 def algorithms(env: str) -> bool:
-    if SPLIT == "dev" and not SMALL:
-        ways = {f"{name}, {lr:g}": {**way, "lr": lr} for name, way in WAYS.items() for lr in RATES}
-    else:
-        ways = {name: {**way, "lr": BEST.get(name, RATES[-1])} for name, way in WAYS.items()}
-    return _all_beside("algorithms", env, ways)
+    arms = beside_grpo("algorithms", env, ALGORITHMS)
+    met = [gain(f"algorithms, {env}, {name}", arms, "GRPO", name) for name in ALGORITHMS]
+    return all(met)
 
 
-LORA = {"rank": 16, "alpha": 32}
-ADAPTER_RATES = (5e-3, 1e-2, 2e-2)
-"""Of which the best on dev tasks of seed 10 is :data:`ADAPTER_RATE`."""
-ADAPTER_RATE = 1e-2
-
-
-def adapters(env: str) -> bool:
-    kinds = {"LoRA": LORA, "QLoRA": {**LORA, "quantize": "nf4"}}
-    rates = ADAPTER_RATES if SPLIT == "dev" and not SMALL else (ADAPTER_RATE,)
-    ways = {f"{name}, {lr:g}": {"lr": lr, "optimizer": {"lora": lora}} for name, lora in kinds.items() for lr in rates}
-    return _all_beside("adapters", env, ways)
-
-
-REPLAYED = {"share": 0.5, "draw": "uniform"}
-"""What did best on dev tasks of seed 10 in ``online_replay``."""
-
-
-def prefixes(env: str) -> bool:
-    tokens, prefix = "replay, ratios of tokens", "replay, ratios of prefixes"
-    bounds = {tokens: "truncate", prefix: "truncate_prefix"}
-    ways = {
-        name: {"replay": {**REPLAYED, "correction": {bound: 2.0, "min_ess": 0.2}}} for name, bound in bounds.items()
-    }
-    arms = beside_grpo("prefixes", env, ways)
-    met = [gain(f"prefixes, {env}, {name}", arms, "GRPO", name) for name in ways]
-    return gain(f"prefixes, {env}", arms, tokens, prefix) and all(met)
-
-
-def _all_beside(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> bool:
-    arms = beside_grpo(experiment, env, ways)
-    met = [gain(f"{experiment}, {env}, {name}", arms, "GRPO", name) for name in ways]
+def updates(env: str) -> bool:
+    ways = TRIED if SPLIT == "dev" and not SMALL else UPDATES
+    arms = beside_grpo("updates", env, ways)
+    met = [gain(f"updates, {env}, {name}", arms, "GRPO", name) for name in ways]
+    if ways is UPDATES:
+        met.append(gain(f"updates, {env}, ratios", arms, *REPLAYS))
+        met.append(gain(f"updates, {env}, 4 bits", arms, "LoRA", "QLoRA"))
     return all(met)

@@ -1,6 +1,5 @@
-"""The experiments of ``methods.py`` about rollouts that explore beyond temperature 1, in `words`.
+"""The experiments of ``methods.py`` about rollouts that keep apart or end their reasoning, in `words`.
 
-- explore: GRPO with calls at random, or with a temperature that falls, beside GRPO of as many rollouts.
 - diverse: rejection sampling on rollouts of a task that keep apart, by diverse beam search's penalty.
 - thinking: GRPO of a policy whose demonstrator rambled, with reasoning ended that gets nowhere, and without, of as many
   sampled tokens; and the warm policy itself.
@@ -28,30 +27,10 @@ from methods import (
     seeds,
     successes,
 )
-from methods_signals import beside_grpo
 
 from agentrl.environments.words import WordsEnvironment
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message
-
-EXPLORED = {
-    f"calls at random, {share:g}": {"explore": {"tool": share}} for share in (0.05, 0.2)
-} | {
-    f"temperature {first:g} to {last:g}": {
-        "explore": {"temperature": [first, last]}, "algorithm": {"type": "grpo", "off_policy": {"truncate": 2.0}},
-    }
-    for first, last in ((1.2, 0.8), (1.5, 1.0))
-}  # fmt: skip
-CHOSEN = ("calls at random, 0.05", "temperature 1.2 to 0.8")
-"""Of each kind what solved more dev tasks of seed 10."""
-
-
-def explore(env: str) -> bool:
-    ways = {name: way for name, way in EXPLORED.items() if name in CHOSEN or (SPLIT == "dev" and not SMALL)}
-    arms = beside_grpo("explore", env, ways)
-    met = [gain(f"explore, {env}, {name}", arms, "GRPO", name) for name in ways]
-    return all(met)
-
 
 DIVERSITIES = (0.5, 2.0)
 DIVERSITY = 0.5

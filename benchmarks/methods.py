@@ -305,8 +305,8 @@ MODULES = {
     "skills": ("library",),
     "named": ("toolrl", "agenttuning"),
     "believing": ("confidence", "self_rewarding"),
-    "algorithms": ("algorithms", "adapters", "prefixes"),
-    "exploring": ("explore", "diverse", "thinking"),
+    "algorithms": ("algorithms", "updates"),
+    "exploring": ("diverse", "thinking"),
 }
 """Module -> the methods whose experiments lie there, as functions of their names."""
 METHODS = {name: module for module, names in MODULES.items() for name in names}

@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from arms import SMALL, Arm, Spent, gain, table
+from courses import COURSES
 from methods import (
     BATCH,
-    COURSES,
     ITERATIONS,
     SAMPLES,
     TASKS,

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from arms import SMALL, Arm, Solved, Spent, gain, measured, table
 from branching import of_expert
+from courses import COURSES
 from methods import (
     BATCH,
-    COURSES,
     ITERATIONS,
     SAMPLES,
     TASKS,

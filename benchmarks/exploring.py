@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from arms import SMALL, Arm, Solved, Spent, gain, measured, table
+from courses import COURSES
 from methods import (
-    COURSES,
     ITERATIONS,
     SAMPLES,
     SPLIT,

@@ -16,8 +16,8 @@ from typing import Any
 
 from arms import Arm, Solved, Spent, gain, measured, table
 from branching import STATES, recovery, trained
+from courses import COURSES
 from methods import (
-    COURSES,
     ITERATIONS,
     SAMPLES,
     TASKS,

@@ -28,13 +28,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from arms import SMALL, Arm, Solved, Spent, measured
+from courses import COURSES, Course
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a small model: a second thread costs more than it brings
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "0" if SMALL else "0 1 2").split()]
@@ -85,42 +86,8 @@ class Setting:
     """Tokens that the warm policy was trained on."""
 
     @property
-    def course(self) -> "Course":
+    def course(self) -> Course:
         return COURSES[self.env]
-
-
-@dataclass(frozen=True)
-class Course:
-    """How a policy is warmed in an environment, and what is best for the baselines after that: the learning rates of
-    GRPO and of rejection sampling, and which successes of a task that keeps."""
-
-    environment: Any
-    train: int
-    context: int
-    lr: float
-    warm_steps: int = 500
-    sft_lr: float = 1e-3
-    keeps: dict[str, Any] = field(default_factory=lambda: {"agree": 2})
-    shown: dict[str, Any] = field(default_factory=dict)
-    vocabulary: int = 512
-
-
-ROOMS = {"type": "rooms", "spoken": True}
-# Of the 2,256 pairs of rooms all that are not judged: from half of them no policy learns ways between new ones.
-PAIRS = 1232
-COURSES = {
-    "rooms": Course(ROOMS, PAIRS, 256, 3e-4),
-    "rooms, silent": Course({"type": "rooms"}, PAIRS, 256, 3e-4),
-    "rooms, little warmed": Course(ROOMS, PAIRS, 256, 3e-4, warm_steps=360),
-    "rooms 1-6": Course({**ROOMS, "levels": [1, 2, 3, 4, 5, 6]}, 1024, 256, 3e-4),
-    "rooms, 30 steps": Course(ROOMS, PAIRS, 704, 3e-4, shown={"noise": 0.4}),  # walks that are long
-    "words": Course(
-        {"type": "words", "names": 64}, 512, 192, 2e-3, warm_steps=200, sft_lr=2e-3, keeps={"keep": 1}, vocabulary=640
-    ),
-    "lookup": Course("lookup", 768, 192, 1e-3, warm_steps=160, shown={"noise": 0.2, "coverage": 0.5}),
-}
-if SMALL:
-    COURSES = {name: replace(course, train=24, warm_steps=8) for name, course in COURSES.items()}
 
 
 def expert(env: str, seed: int, folder: Path, **config: Any) -> tuple[Any, Any, Any]:
@@ -134,7 +101,7 @@ def expert(env: str, seed: int, folder: Path, **config: Any) -> tuple[Any, Any, 
         Rooms.max_steps = 2  # a policy that has learned nothing talks until its last step
     harness = Harness(folder, seed)
     course = COURSES[env]
-    sizes = {"train": course.train, "dev": JUDGED, "heldout": JUDGED}
+    sizes = {"train": course.train, "dev": min(JUDGED, course.judged), "heldout": min(JUDGED, course.judged)}
     tasks = harness.run(generate, {"env": course.environment, **sizes})
     shown = harness.run(synthesize, {**course.shown, **config}, tasks=tasks["train"])["trajectories"]
     return harness, tasks, shown
@@ -158,7 +125,7 @@ def imitated(
         if not base:
             config["model"] = {
                 "init": "tiny",
-                "size": {"context": context or course.context, "vocabulary": course.vocabulary},
+                "size": {"context": context or course.context, "vocabulary": course.vocabulary, **course.size},
             }
         made = harness.run(sft, config, trajectories=shown, **base)
         warm, taught = made["model"], trained_tokens(made)
@@ -294,7 +261,7 @@ MODULES = {
     "taught": ("distill", "self_distill", "labels"),
     "branching": ("slicing", "pairs", "eto", "ipr", "dagger", "tree"),
     "second_round": ("second_round",),
-    "searching": ("search", "guided", "preferred", "reflected"),
+    "searching": ("search", "guided", "valued", "preferred", "reflected"),
     "memory": ("experience", "guidance", "star", "splice"),
     "teams": ("teams",),
     "compression": ("compress", "segment"),
@@ -304,6 +271,7 @@ MODULES = {
     "self_play": ("zero",),
     "skills": ("library",),
     "named": ("toolrl", "agenttuning"),
+    "questions": ("research", "webshaper"),
     "believing": ("confidence", "self_rewarding"),
     "algorithms": ("algorithms", "updates"),
     "exploring": ("diverse", "thinking"),
@@ -316,7 +284,7 @@ COURSES_OF = {
     **dict.fromkeys(
         ["online_replay", "online_starts", "propose", "toolrl", "zero", "confidence", "self_rewarding"], ("words",)
     ),
-    **dict.fromkeys(["algorithms", "adapters", "prefixes", "explore"], ("words",)),
+    **dict.fromkeys(["algorithms", "adapters", "prefixes", "explore", "valued"], ("words",)),
     "distill": ("words", "lookup"),
     **dict.fromkeys(("curriculum", "tree"), ("words", "rooms")),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),

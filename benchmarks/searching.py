@@ -1,8 +1,9 @@
-"""The experiments of ``methods.py`` about tree search, in `rooms`.
+"""The experiments of ``methods.py`` about tree search, in `rooms` or `words`.
 
 - search: train tasks of levels 4 to 6 that trees or plain rollouts of as many tokens solve, and held-out success after
   one supervised stage on what was solved. Trees are guided by how many continuations end alike.
 - guided: the same with a judge of known quality, as in LATS or Agent Q, or with continuations that are cut and judged.
+- valued: the same in `words` with a process reward model, trained on rollouts of other tasks, in the judge's place.
 - preferred: DPO on pairs of steps, from such a tree as in Agent Q, or from whole rollouts of as many tokens.
 - reflected: train tasks of levels 4 to 6 that trees solve which may look at rewards, with notes of what failed and
   without, or plain retries of as many tokens.
@@ -14,7 +15,7 @@ from typing import Any
 
 from arms import SMALL, Arm, Spent, gain, table
 from branching import STATES, as_online, of_continuations, of_levels, settings, trained
-from methods import curated, judged, of_rollouts, rollouts, seeds, successes
+from methods import Setting, curated, judged, of_rollouts, prepared, rollouts, seeds, successes
 from methods_signals import noted, retried, solved_by
 
 ROUNDS = 2 if SMALL else 8
@@ -24,6 +25,17 @@ GUIDED = {
     "Agent Q": {**JUDGED, "select": "agentq", "c": 1.0},
     "cut after 3 turns": {**JUDGED, "simulate": 3},
 }
+
+SEARCHED = 4 if SMALL else 128
+"""Tasks that are searched with a reward model."""
+FIT = {
+    "kind": "prm",
+    "steps": 2 if SMALL else 200,
+    "batch": 8 if SMALL else 64,
+    "optimizer": {"lr": 2e-3, "schedule": "linear", "warmup": 0 if SMALL else 20},
+    "holdout": 0.1,
+}
+"""How the process reward model is trained: settings of ``reward_model.py``."""
 
 LEARNED = {"": "context", ", whole": "trained"}
 """A success of a tree is learned from where it was forked, or whole, with what its parents sampled."""
@@ -71,6 +83,77 @@ def _searched(experiment: str, env: str, ways: dict[str, dict[str, Any]]) -> boo
     print(f"{experiment}, {env}, levels 4 to 6: held-out success after one supervised stage on what was solved")
     table(arms)
     return all([gain(f"{name}, {env}", arms, "rollouts", name) for name in learned] + met)
+
+
+def valued(env: str) -> bool:
+    """Trees that a process reward model guides, trees without a judge, and plain rollouts of as many tokens; and plain
+    rollouts of as many tokens as the guided trees and the rollouts that taught the reward model."""
+    from agentrl.pipelines.methods.lats.search import tree
+
+    ways = {"tree": {}, "PRM": {"judge": "reward_model"}}
+    result = {name: Arm(name) for name in ("one rollout", "rollouts", *ways, "rollouts, more", "PRM, charged")}
+    arms = {name: Arm(name) for name in ("warm", *result) if name != "one rollout"}
+    for seed, folder in seeds(f"valued {env}", arms, result):
+        setting = halved(prepared(env, seed, folder))
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        run, tasks = setting.harness.run, setting.harness.tasks(setting.tasks.read()[:SEARCHED])
+        model, taught = reward_model(setting)
+        rows = dict[str, tuple[list[Any], Spent]]()
+        for name, way in ways.items():
+            inputs = {"reward_model": model} if way else {}
+            made = run(tree, {"rounds": 1 if SMALL else 4, **way}, model=setting.warm, tasks=tasks, **inputs)
+            rows[name] = [made["trajectories"]], of_continuations(made)
+        charged = rows["PRM"][1] + taught
+        rows["PRM, charged"] = rows["PRM"][0], charged
+        rows["rollouts, more"] = rollouts(setting, tasks, charged.sampled)
+        rows["rollouts"] = first(rows["rollouts, more"][0], rows["PRM"][1].sampled)
+        rows["one rollout"] = first(rows["rollouts"][0], 1)
+        for name, arm in result.items():
+            selections, cost = rows[name]
+            arm.add(solved(tasks, selections), cost)
+            if name in arms and name != "PRM, charged":
+                policy, more = curated(setting, [successes(setting, selections)], prefixes="trained")
+                arms[name].add(judged(setting, policy), cost + more)
+        arms["PRM, charged"].add(arms["PRM"].solved[-1], arms["PRM"].costs[-1] + taught)
+        by_difficulty(rows["rollouts"][0], result)
+    pairs = [("rollouts", "PRM"), ("tree", "PRM"), ("rollouts, more", "PRM, charged"), ("rollouts", "tree")]
+    print(f"\nvalued, {env}: train tasks solved, of {SEARCHED} a seed")
+    table(result)
+    met = [gain(f"{name}, {env}, train tasks", result, before, name, start="one rollout") for before, name in pairs]
+    print(f"valued, {env}: held-out success after one supervised stage on what was solved")
+    table(arms)
+    return all([gain(f"{name}, {env}", arms, before, name) for before, name in pairs] + met)
+
+
+def halved(setting: Setting) -> Setting:
+    """A setting that is judged by every second task."""
+    fewer = {name: setting.harness.tasks(getattr(setting, name).read()[::2]) for name in ("judged", "dev")}
+    return replace(setting, **fewer)
+
+
+def first(selections: list[Any], wanted: int) -> tuple[list[Any], Spent]:
+    """The first of these selections that have so many sampled tokens together."""
+    matches, spent = list[Any](), Spent()
+    while spent.sampled < wanted and len(matches) < len(selections):
+        matches.append(selections[len(matches)])
+        spent += of_rollouts(matches[-1])
+    return matches, spent
+
+
+def reward_model(setting: Setting) -> tuple[Any, Spent]:
+    """A process reward model of rollouts of the train tasks that are not searched, and what these cost."""
+    from agentrl.pipelines.methods.reward_model.train import train
+    from agentrl.pipelines.methods.slicing.steps import value
+    from agentrl.pipelines.stages.trajectories import sample, synthesize
+
+    run, others = setting.harness.run, setting.harness.tasks(setting.tasks.read()[STATES:])
+    rows = run(sample, {"samples": 1}, model=setting.warm, tasks=others)["trajectories"]
+    # A policy that has learned nothing never succeeds, and values must differ.
+    known = [rows, *([run(synthesize, tasks=others)["trajectories"]] if SMALL else [])]
+    steps = run(value, {"where": "all", "k": 4}, model=setting.warm, trajectories=known)
+    made = run(train, FIT, model=setting.warm, trajectories=known, values=[steps["steps"]])
+    print(f"reward model, seed {setting.harness.seed}: {made.metrics}", file=sys.stderr, flush=True)
+    return made["reward_model"], of_rollouts(rows) + of_continuations(steps)
 
 
 def preferred() -> bool:

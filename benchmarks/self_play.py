@@ -9,7 +9,8 @@ from math import ceil
 from typing import Any
 
 from arms import SMALL, Arm, Spent, gain, table
-from methods import BATCH, COURSES, Setting, expert, imitated, judged, of_rollouts, other_draws, seeds, trained_tokens
+from courses import COURSES
+from methods import BATCH, Setting, expert, imitated, judged, of_rollouts, other_draws, seeds, trained_tokens
 
 GIVEN, ASKED, PROPOSALS, SOLUTIONS = (4, 4, 2, 2) if SMALL else (64, 32, 4, 8)
 """Tasks that are given; tasks of proposing in a round, proposals of each, and solutions of each proposed task."""

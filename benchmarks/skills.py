@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from arms import SMALL, line
-from methods import BATCH, COURSES, SEEDS, trained_tokens
+from courses import COURSES
+from methods import BATCH, SEEDS, trained_tokens
 
 TRAIN, JUDGED = (24, 4) if SMALL else (768, 512)
 COLUMNS = ("success", "n_steps", "n_action_tokens", "n_tokens")

@@ -14,8 +14,8 @@ from typing import Any
 
 from arms import SMALL, Arm, Solved, Spent, gain, table
 from branching import STATES, as_online
+from courses import COURSES
 from methods import (
-    COURSES,
     CURATED_STEPS,
     ITERATIONS,
     SAMPLES,

@@ -15,7 +15,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from arms import SMALL, line
-from methods import BATCH, COURSES, SEEDS, trained_tokens
+from courses import COURSES
+from methods import BATCH, SEEDS, trained_tokens
 
 from agentrl.environments.lookup import LookupEnvironment
 from agentrl.schemas.task import Task

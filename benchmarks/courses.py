@@ -1,0 +1,57 @@
+"""What the experiments of ``methods.py`` are run in: environments, how a policy is warmed there, and what is best for
+the baselines after that."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from arms import SMALL
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a policy is warmed in an environment, and what is best for the baselines after that: the learning rates of
+    GRPO and of rejection sampling, and which successes of a task that keeps."""
+
+    environment: Any
+    train: int
+    context: int
+    lr: float
+    warm_steps: int = 500
+    sft_lr: float = 1e-3
+    keeps: dict[str, Any] = field(default_factory=lambda: {"agree": 2})
+    shown: dict[str, Any] = field(default_factory=dict)
+    vocabulary: int = 512
+    size: dict[str, int] = field(default_factory=dict)
+    """What else the model's size is."""
+    judged: int = 512
+    """Dev tasks, and held-out tasks, at most."""
+
+
+ROOMS = {"type": "rooms", "spoken": True}
+# Of the 2,256 pairs of rooms all that are not judged: from half of them no policy learns ways between new ones.
+PAIRS = 1232
+COURSES = {
+    "rooms": Course(ROOMS, PAIRS, 256, 3e-4),
+    "rooms, silent": Course({"type": "rooms"}, PAIRS, 256, 3e-4),
+    "rooms, little warmed": Course(ROOMS, PAIRS, 256, 3e-4, warm_steps=360),
+    "rooms 1-6": Course({**ROOMS, "levels": [1, 2, 3, 4, 5, 6]}, 1024, 256, 3e-4),
+    "rooms, 30 steps": Course(ROOMS, PAIRS, 704, 3e-4, shown={"noise": 0.4}),  # walks that are long
+    "words": Course(
+        {"type": "words", "names": 64}, 512, 192, 2e-3, warm_steps=200, sft_lr=2e-3, keeps={"keep": 1}, vocabulary=640
+    ),
+    "lookup": Course("lookup", 768, 192, 1e-3, warm_steps=160, shown={"noise": 0.2, "coverage": 0.5}),
+    "search_qa": Course(
+        {"type": "search_qa", "levels": [1, 2], "size": 60},
+        768,
+        768,
+        5e-4,
+        warm_steps=220,
+        sft_lr=2e-3,
+        shown={"noise": 0.0},
+        vocabulary=1200,
+        size={"layers": 3},
+        judged=256,
+    ),
+}
+if SMALL:
+    COURSES = {name: replace(course, train=24, warm_steps=8) for name, course in COURSES.items()}

@@ -281,10 +281,8 @@ METHODS = {name: module for module, names in MODULES.items() for name in names}
 COURSES_OF = {
     "tune": ("words", "lookup", "rooms"),
     "hindsight": ("words", "lookup", "rooms", "rooms, silent"),
-    **dict.fromkeys(
-        ["online_replay", "online_starts", "propose", "toolrl", "zero", "confidence", "self_rewarding"], ("words",)
-    ),
-    **dict.fromkeys(["algorithms", "adapters", "prefixes", "explore", "valued"], ("words",)),
+    **dict.fromkeys(("online_replay", "online_starts", "propose", "toolrl", "zero"), ("words",)),
+    **dict.fromkeys(("confidence", "self_rewarding", "algorithms", "updates", "valued"), ("words",)),
     "distill": ("words", "lookup"),
     **dict.fromkeys(("curriculum", "tree"), ("words", "rooms")),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),

@@ -11,7 +11,9 @@ from rich.progress import TimeRemainingColumn as TimeLeftColumn
 from rich.table import Column
 from rich.text import Text
 
-Metrics = Mapping[str, float | int | str | None]
+from agentrl.schemas.shards import ShardsNow
+
+Metrics = Mapping[str, float | int | str | ShardsNow | None]
 
 WIDE = 110
 """Columns of a terminal that has room for long bars."""

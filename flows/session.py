@@ -25,6 +25,7 @@ from agentrl.pipelines.run.worker import StageError, Workers
 from agentrl.pipelines.secrets import redacted
 from agentrl.placement.base import LaunchError
 from agentrl.schemas.manifest import Manifest
+from agentrl.schemas.shards import ShardsNow
 
 PROGRESS_S = 5.0
 """Seconds after which a run's record says how far its stages are, if they are further than it said."""
@@ -200,8 +201,8 @@ class RunSession:
             if name in self.record.get("stages", {}):
                 told = {"done": done, "total": total, "left_s": None if left is None else round(left, 1)}
                 self.record["stages"][name]["progress"] = told
-                if "shards" in metrics:
-                    self.record["stages"][name]["shards"] = metrics["shards"]
+                if isinstance(shards := metrics.get("shards"), ShardsNow):
+                    self.record["stages"][name]["shards"] = shards.model_dump(mode="json")
                 self._further = True
         self.display.progress(name, done, total, metrics)
 

@@ -16,9 +16,11 @@ from agentrl.pipelines.results.coverage import COLUMNS, covered
 from agentrl.pipelines.results.gains import gain_of
 from agentrl.pipelines.results.gc import Garbage
 from agentrl.pipelines.results.lineage import Lineage
-from agentrl.pipelines.run.runs import Run, local_time, summary
+from agentrl.pipelines.run.runs import Run, local_time, shards_of, summary
 from agentrl.schemas.manifest import Kind, Manifest
 
+NAMED = 5
+"""Shards that are slow or set aside, which a status names."""
 COLOURS = {Status.CACHED: "green", Status.RUN: "yellow", Status.BLOCKED: "red", Status.SKIPPED: "dim"}
 
 
@@ -82,13 +84,16 @@ def status_rows(plan: Plan, runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def _how_far(stage: Mapping[str, Any]) -> str:
-    """How far a stage that runs is, by the record of its run: what is done, of how much, and which shards these are."""
+    """How far a stage that runs is, by the record of its run: what is done, of how much, which shards these are, and
+    a line for each that is slow or was set aside."""
     progress = stage.get("progress")
     if not progress:
         return ""
     of = f" of {progress['total']}" if progress["total"] else ""
-    shards = f" shards: {stage['shards']}" if "shards" in stage else ""
-    return f"{progress['done']}{of}{shards}"
+    shards = shards_of(stage)
+    named = [each for each in shards.tries if each.state in ("slow", "set aside")] if shards else []
+    lines = [f"{progress['done']}{of}{f' shards: {shards}' if shards else ''}"]
+    return "\n".join([*lines, *(f"{each.state}: {each}" for each in named[:NAMED])])
 
 
 def print_status(console: Console, plan: Plan, runs: list[Run]) -> None:

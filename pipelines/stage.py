@@ -51,6 +51,7 @@ from agentrl.schemas.manifest import Kind
 from agentrl.schemas.note import NOTE_SCHEMA, Note
 from agentrl.schemas.pair import PAIR_SCHEMA, Pair
 from agentrl.schemas.pipeline import ShardEngine
+from agentrl.schemas.shards import ShardsNow
 from agentrl.schemas.step_value import STEP_SCHEMA, StepValue
 from agentrl.schemas.task import TASK_SCHEMA, Task
 from agentrl.schemas.trajectory import Trajectory, row_fingerprint, trajectory_id
@@ -107,11 +108,10 @@ def reveal(secret: str) -> str:
 class Progress(Protocol):
     """Called by a stage as it works. ``total`` is None if it is not known. Metrics are shown beside the bar."""
 
-    def __call__(self, done: int, total: int | None = None, **metrics: float | int | str) -> None: ...
+    def __call__(self, done: int, total: int | None = None, **metrics: float | int | str | ShardsNow) -> None: ...
 
 
-def no_progress(done: int, total: int | None = None, **metrics: float | int | str) -> None:
-    pass
+def no_progress(done: int, total: int | None = None, **metrics: float | int | str | ShardsNow) -> None: ...
 
 
 class Earlier(NamedTuple):

@@ -12,10 +12,12 @@ from pydantic import ValidationError
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.shards.engine import Pool, Tell, run
 from agentrl.datastore.shards.local import LocalProcesses
+from agentrl.datastore.shards.queued import Queued
 from agentrl.datastore.shards.ray_tasks import RayTasks
 from agentrl.datastore.shards.shard import Shard
-from agentrl.datastore.shards.slurm import Slurm
+from agentrl.datastore.shards.slurm import SlurmJobs
 from agentrl.schemas.pipeline import ShardEngine
+from agentrl.schemas.shards import ShardsNow
 
 WORTH_IT = 4
 """Shards from which on they run in processes, if no engine is asked for: to start one takes about a CPU second."""
@@ -35,8 +37,8 @@ def engine_of(given: ShardEngine | str | Mapping[str, Any] | None) -> ShardEngin
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "engine"
         raise StoreError(
-            f"engine {given!r}: {field}: {first['msg']}; name a type (here, processes, ray or slurm), or as in a "
-            "pipeline {type: ray, workers: 8}"
+            f"engine {given!r}: {field}: {first['msg']}; name a type (here, processes, ray, slurm, prefect), or as in "
+            "a pipeline {type: ray, workers: 8}"
         ) from None
     return engine if engine.type else engine.model_copy(update={"type": "processes"})
 
@@ -58,11 +60,11 @@ def running(engine: ShardEngine, folder: Path, tell: Tell) -> Iterator[Callable[
         if kind == "here":
             for number, shard in enumerate(shards):
                 shard()
-                tell(number + 1, len(shards), what)
+                tell(number + 1, len(shards), ShardsNow(what=what))
             return
         if not pools:
             pools.append(_pool(kind, engine, folder))
-        run(shards, pools[0], lambda done, total, more: tell(done, total, f"{what}{', ' if more else ''}{more}"))
+        run(shards, pools[0], tell, what)
 
     try:
         yield run_them
@@ -75,7 +77,8 @@ def _pool(kind: str, engine: ShardEngine, folder: Path) -> Pool:
     if kind == "ray":
         return RayTasks(engine.workers, engine.memory_gib, engine.gpus)
     if kind == "slurm":
-        return Slurm(folder, engine.workers, engine.memory_gib, [*_gres(engine), *engine.options])
+        jobs = SlurmJobs(engine.workers, engine.memory_gib, [*_gres(engine), *engine.options])
+        return Queued(folder, jobs)
     return LocalProcesses(workers_of(engine))
 
 
@@ -87,7 +90,7 @@ def shared_folder(engine: ShardEngine, store: str) -> Path | None:
     """The folder that all workers see, if it is not the store's own. Raises StoreError if there must be one."""
     if engine.folder:
         return Path(engine.folder).expanduser().absolute()
-    if engine.type in ("ray", "slurm") and "://" in store:
+    if engine.type in ("ray", "slurm", "prefect") and "://" in store:
         raise StoreError(
             f"workers of {engine.type} do not see this machine's folder for the store {store}; set "
             "execution.engine.folder to one that all of them see"

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import platform
 import signal
 import subprocess
 import sys
@@ -37,6 +38,10 @@ class _Worker:
         os.close(answers)
         return cls(popen, Connection(to, readable=False), Connection(back, writable=False))
 
+    @property
+    def name(self) -> str:
+        return f"{platform.node()}, process {self.popen.pid}"
+
     def end(self) -> None:
         self.popen.kill()
         self.popen.wait()
@@ -55,6 +60,13 @@ class LocalProcesses:
     @property
     def room(self) -> int:
         return self._workers - sum(process.number is not None for process in self._processes)
+
+    @property
+    def working(self) -> dict[int, str]:
+        workers = ((process.number, process.name) for process in self._processes)
+        return {number: name for number, name in workers if number is not None}
+
+    notice = ""
 
     @property
     def pids(self) -> list[int]:
@@ -89,7 +101,7 @@ class LocalProcesses:
     def _died(self, process: _Worker) -> Ending:
         self._processes.remove(process)
         process.end()
-        return Ending(f"process {process.popen.pid}", f"it {exit_reason(process.popen.returncode)}", died=True)
+        return Ending(process.name, f"it {exit_reason(process.popen.returncode)}", died=True)
 
     def stop(self, number: int) -> None:
         for process in [process for process in self._processes if process.number == number]:

@@ -39,6 +39,13 @@ class RayTasks:
     def room(self) -> int:
         return self._workers - len(self._running)
 
+    @property
+    def working(self) -> dict[int, str]:
+        """Those that wait in Ray's own queue are among them."""
+        return {number: _name(reference) for reference, number in self._running.items()}
+
+    notice = ""
+
     def start(self, shards: Sequence[Shard]) -> list[int]:
         numbers = []
         for shard in shards:
@@ -56,7 +63,7 @@ class RayTasks:
                 outcome = Ending(*self._ray.get(reference))
             except self._ray.exceptions.RayError as error:
                 reason = " ".join(str(error).split())[:300]
-                outcome = Ending("a worker of Ray", f"{type(error).__name__}: {reason}", died=True)
+                outcome = Ending(_name(reference), f"{type(error).__name__}: {reason}", died=True)
             outcomes.append((self._running.pop(reference), outcome))
         return outcomes
 
@@ -68,6 +75,11 @@ class RayTasks:
     def close(self) -> None:
         for number in list(self._running.values()):
             self.stop(number)
+
+
+def _name(reference: Any) -> str:
+    """By which `ray get tasks` says where it runs."""
+    return f"task {reference.task_id().hex()} of Ray"
 
 
 def _work() -> Any:

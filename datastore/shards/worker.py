@@ -20,6 +20,8 @@ from agentrl.schemas.installation import code_digest, leave_checkout
 
 CODE = ("datastore", "schemas", "rewards", "engines")
 """Packages whose code shards run."""
+SHARD, BEGAN, OUTCOME = ".shard", ".began", ".outcome"
+"""What files of a shard end with, in a folder that a scheduler's jobs share with the run."""
 
 
 @lru_cache(maxsize=1)
@@ -52,7 +54,7 @@ def _line(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"{text}; install it on all workers, or put its folder on PYTHONPATH where they start"
     if isinstance(error, LookupError) and "environment variable" in text:
-        return f"{text}; set it where workers start, as before `ray start`"
+        return f"{text}; set it where workers start, as before `ray start` or `prefect worker start`"
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"{text}; if the file is there, this worker does not see the folder: mount it on all workers"
     if isinstance(error, OSError) and error.errno == 28:
@@ -78,12 +80,16 @@ def main() -> None:
         outgoing.send_bytes(pickle.dumps(tried(shard, driver)))
 
 
-def from_folder(folder: Path, number: int) -> None:
-    """Run the shard ``number`` of a folder of Slurm's, and write how it ended."""
-    shard, driver = pickle.loads((folder / f"{number}.shard").read_bytes())
+def from_folder(folder: Path, number: int) -> Ending:
+    """Run the shard ``number`` of a folder that a scheduler's jobs share with the run, and write who began with it and
+    how it ended."""
+    shard, driver = pickle.loads((folder / f"{number}{SHARD}").read_bytes())
+    with finished(folder / f"{number}{BEGAN}") as unfinished:
+        unfinished.write_text(me())
     outcome = tried(shard, driver)
-    with finished(folder / f"{number}.outcome") as unfinished:
+    with finished(folder / f"{number}{OUTCOME}") as unfinished:
         unfinished.write_bytes(pickle.dumps(outcome))
+    return outcome
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from agentrl.pipelines.stage import Context
 
 if TYPE_CHECKING:
     from agentrl.datastore.shards.divide import Divide
+    from agentrl.schemas.shards import ShardsNow
 
 
 @contextmanager
@@ -17,8 +18,8 @@ def dividing(context: Context, default: Literal["here"] | None = None) -> "Itera
     again, and is removed when all is done."""
     from agentrl.datastore.shards.divide import dividing_by
 
-    def tell(done: int, total: int, what: str) -> None:
-        context.progress(done, total, shards=what)
+    def tell(done: int, total: int, now: "ShardsNow") -> None:
+        context.progress(done, total, shards=now)
 
     name = f"{context.stage}-{context.fingerprint}"
     engine = context.engine.model_copy(update={"type": context.engine.type or default})

@@ -2,16 +2,18 @@
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psutil
+from pydantic import ValidationError
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.pipelines.file.problems import did_you_mean
 from agentrl.pipelines.plan.plan import differences
 from agentrl.schemas.manifest import Manifest
+from agentrl.schemas.shards import ShardsNow
 
 Run = dict[str, Any]
 
@@ -133,6 +135,14 @@ def summary(run: Run) -> Run:
         counts[stage["status"]] = counts.get(stage["status"], 0) + 1
     keys = ("run_id", "pipeline", "state", "started_at", "duration_s", "command")
     return {**{key: run.get(key) for key in keys}, "stages": counts}
+
+
+def shards_of(stage: Mapping[str, Any]) -> ShardsNow | None:
+    """What the record of a run says of a stage's shards; None if it does not say."""
+    try:
+        return ShardsNow.model_validate(stage.get("shards"))
+    except ValidationError:
+        return None
 
 
 def local_time(text: str | None) -> str:

@@ -28,13 +28,14 @@ from agentrl.pipelines.run.printed import Printed
 from agentrl.pipelines.run.processes import descendants, end, split_off_guard
 from agentrl.pipelines.secrets import RedactedStream, is_reference, redacted, revealed
 from agentrl.schemas.installation import leave_checkout, python_path
+from agentrl.schemas.shards import ShardsNow
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from agentrl.pipelines.run.execute import Outcome, StageJob
 
-OnProgress = Callable[[str, int, int | None, Mapping[str, float | int | str]], None]
+OnProgress = Callable[[str, int, int | None, Mapping[str, float | int | str | ShardsNow]], None]
 """Called with the stage's name, what is done, the total or None, and metrics."""
 
 OnWait = Callable[[str, str], None]
@@ -241,9 +242,10 @@ def main() -> None:
 
     last = 0.0
 
-    def progress(done: int, total: int | None = None, **metrics: float | int | str) -> None:
+    def progress(done: int, total: int | None = None, **metrics: float | int | str | ShardsNow) -> None:
         nonlocal last
-        if done != total and time.monotonic() - last < PROGRESS_S:
+        aside = now.aside if isinstance(now := metrics.get("shards"), ShardsNow) else 0
+        if done + aside != total and time.monotonic() - last < PROGRESS_S:
             return
         last = time.monotonic()
         connection.send_bytes(pickle.dumps(("progress", (done, total, metrics))))

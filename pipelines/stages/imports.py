@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentrl.datastore.table.ingest import OnError
     from agentrl.models.policy import Tokenizing
     from agentrl.schemas.pipeline import ShardEngine
+    from agentrl.schemas.shards import ShardsNow
 
 FILES_SCHEMA = pa.schema(
     [
@@ -141,8 +142,8 @@ def import_files(
     fingerprint = speaker.tokenizer_fingerprint if speaker else None
     chosen = engine_of(shard_engine)
 
-    def tell(done: int, total: int, what: str) -> None:
-        progress(done, total, shards=what)
+    def tell(done: int, total: int, now: "ShardsNow") -> None:
+        progress(done, total, shards=now)
 
     dividing = None if chosen is None else partial(dividing_by, chosen, buffer.store, tell=tell)
     return import_paths(

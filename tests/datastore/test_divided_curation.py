@@ -24,7 +24,7 @@ from agentrl.datastore.curation.contamination import HeldOut
 from agentrl.datastore.curation.division import Division
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.search.embedding import LatentEmbedder
-from agentrl.datastore.shards import slurm
+from agentrl.datastore.shards import queued
 from agentrl.datastore.shards.divide import in_this_process
 from agentrl.datastore.shards.shard import Shard, ShardError
 from agentrl.datastore.storage.object_store import LocalStorage
@@ -224,7 +224,7 @@ def test_jobs_of_slurm_give_the_same(
 ) -> None:
     monkeypatch.setenv("PATH", f"{HERE / 'slurm_commands'}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "spool"))
-    monkeypatch.setattr(slurm, "LOOK_S", 0.2)
+    monkeypatch.setattr(queued, "LOOK_S", 0.2)
     (tmp_path / "spool").mkdir()
     assert kept(filled(tmp_path / "store", given), ShardEngine(type="slurm", workers=2, shards=2)) == expected
 

@@ -19,7 +19,7 @@ from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.formats import divided, parts
 from agentrl.datastore.formats.source import Source
-from agentrl.datastore.shards import slurm
+from agentrl.datastore.shards import queued
 from agentrl.datastore.shards.engines import engine_of
 from agentrl.datastore.shards.local import LocalProcesses
 from agentrl.datastore.shards.shard import Shard, ShardError
@@ -87,7 +87,7 @@ def test_jobs_of_slurm_give_the_same(
 ) -> None:
     monkeypatch.setenv("PATH", f"{HERE / 'slurm_commands'}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "spool"))
-    monkeypatch.setattr(slurm, "LOOK_S", 0.2)
+    monkeypatch.setattr(queued, "LOOK_S", 0.2)
     (tmp_path / "spool").mkdir()
     assert imported(tmp_path / "store", files, {"type": "slurm", "workers": 2, "shards": 2}) == expected
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,22 +14,24 @@ import shard_work
 from agentrl.datastore.curation.kernels import CallCheck
 from agentrl.datastore.curation.pieces import Piece
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.shards import engine, ray_tasks, slurm
+from agentrl.datastore.shards import engine, queued, ray_tasks
 from agentrl.datastore.shards.engine import run
 from agentrl.datastore.shards.engines import running, shared_folder
 from agentrl.datastore.shards.local import LocalProcesses
+from agentrl.datastore.shards.queued import Queued
 from agentrl.datastore.shards.ray_tasks import RayTasks
 from agentrl.datastore.shards.shard import Shard, ShardError, finished
-from agentrl.datastore.shards.slurm import Slurm
+from agentrl.datastore.shards.slurm import SlurmJobs
 from agentrl.datastore.shards.worker import installed, tried
 from agentrl.schemas.pipeline import ShardEngine
+from agentrl.schemas.shards import ShardsNow
 
 
 def shard(function: str, path: Path, *more: object) -> Shard:
     return Shard(f"{function} of {path.name}", f"{shard_work.__name__}:{function}", (path, *more))
 
 
-def silent(done: int, total: int, more: str) -> None:
+def silent(done: int, total: int, now: ShardsNow) -> None:
     pass
 
 
@@ -46,20 +49,32 @@ def test_all_are_done_and_those_that_end_their_process_are_made_again(
     shards = [shard("write", tmp_path / f"{number}", "done") for number in range(5)]
     shards += [shard("dies", tmp_path / "dies", 2), shard("full_disk", tmp_path / "full", 1)]
     shards += [shard("hangs_once", tmp_path / "hangs")]
-    told: list[tuple[int, int, str]] = []
-    run(shards, processes, lambda *state: told.append(state))
+    told: list[tuple[int, int, ShardsNow]] = []
+    run(shards, processes, lambda *state: told.append(state), "writing")
     written = {path.name for path in tmp_path.iterdir() if path.read_text() == "done"}
     assert written == {"0", "1", "2", "3", "4", "dies", "full", "hangs"}
-    assert told[-1] == (8, 8, "3 tried again")
+    assert told[-1] == (8, 8, ShardsNow(what="writing", again=3))
+    assert str(told[-1][2]) == "writing, 3 tried again"
+    slow = [each for _, _, now in told for each in now.tries if each.state == "slow"]
+    assert slow, "it is told that a shard is slow"
+    assert "hangs_once of hangs" in {each.shard for each in slow}
+    assert all(re.fullmatch(rf"{os.uname().nodename}, process \d+", each.worker) for each in slow)
     assert (tmp_path / "hangs.tries").stat().st_size == 2, "a slow shard is taken over"
 
 
 def test_a_shard_that_always_ends_its_process_is_named_and_set_aside(tmp_path: Path, processes: LocalProcesses) -> None:
     shards = [shard("dies", tmp_path / "bad", 99), *(shard("write", tmp_path / f"{n}", "done") for n in range(3))]
+    told: list[tuple[int, int, ShardsNow]] = []
     with pytest.raises(
         ShardError, match=r"'dies of bad' ended its process 3 times and was set aside.*signal 9"
     ) as error:
-        run(shards, processes, silent)
+        run(shards, processes, lambda *state: told.append(state))
+    done, total, now = told[-1]
+    assert (done, total, now.counts) == (3, 4, {"set aside": 1})
+    [aside] = now.tries
+    assert (aside.shard, aside.state) == ("dies of bad", "set aside")
+    assert "signal 9" in aside.problem
+    assert "process" in aside.worker
     assert "the other 3 shards are done" in str(error.value)
     assert all((tmp_path / f"{number}").exists() for number in range(3))
     assert (tmp_path / "bad.tries").stat().st_size == 3
@@ -94,7 +109,7 @@ def test_what_is_missing_where_shards_run_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("SOME_KEY", raising=False)
     reason = problem("agentrl.pipelines.stage:reveal", "${SOME_KEY}")
     assert "environment variable SOME_KEY is not set" in reason
-    assert reason.endswith("set it where workers start, as before `ray start`")
+    assert reason.endswith("set it where workers start, as before `ray start` or `prefect worker start`")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -164,15 +179,15 @@ def test_jobs_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By stand-ins for sbatch, squeue and scancel, which start real processes."""
     commands = Path(__file__).parent / "slurm_commands"
     with pytest.raises(ShardError, match="sbatch is not on this machine"):
-        run([shard("write", tmp_path / "x", "")], Slurm(tmp_path, None), silent)
+        run([shard("write", tmp_path / "x", "")], Queued(tmp_path, SlurmJobs(None)), silent)
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "spool"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setattr(slurm, "LOOK_S", 0.2)
+    monkeypatch.setattr(queued, "LOOK_S", 0.2)
     (tmp_path / "spool").mkdir()
     shards = [shard("write", tmp_path / f"{number}", "done") for number in range(2)]
     shards += [shard("dies", tmp_path / "dies", 1), shard("dies", tmp_path / "bad", 99)]
-    pool = Slurm(tmp_path, 2, 0.5, ["--partition=cpu"])
+    pool = Queued(tmp_path, SlurmJobs(2, 0.5, ["--partition=cpu"]))
     try:
         with pytest.raises(ShardError, match=r"'dies of bad' ended its process 3 times.*the job is gone"):
             run(shards, pool, silent)
@@ -185,8 +200,8 @@ def test_jobs_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_work_that_is_small_starts_no_process(tmp_path: Path) -> None:
-    told: list[tuple[int, int, str]] = []
+    told: list[tuple[int, int, ShardsNow]] = []
     with running(ShardEngine(), tmp_path, lambda *state: told.append(state)) as run_them:
         run_them([shard("write", tmp_path / "0", str(os.getpid()))], "writing")
         run_them([], "nothing")
-    assert told == [(1, 1, "writing")]
+    assert told == [(1, 1, ShardsNow(what="writing"))]

@@ -12,7 +12,7 @@ from judge_server import judging
 from test_not_trained import acted
 
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.shards import slurm
+from agentrl.datastore.shards import queued
 from agentrl.datastore.shards.shard import ShardError
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.parts import divided_scores
@@ -90,7 +90,7 @@ def test_jobs_of_slurm_give_the_same(scored: Score, tmp_path: Path, monkeypatch:
     commands = Path(__file__).parents[1] / "datastore" / "slurm_commands"
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "spool"))
-    monkeypatch.setattr(slurm, "LOOK_S", 0.2)
+    monkeypatch.setattr(queued, "LOOK_S", 0.2)
     (tmp_path / "spool").mkdir()
     with judging(verdict) as server:
         rewards = [{"type": "judge", "weight": 0.5, "engines": [server.engine]}]

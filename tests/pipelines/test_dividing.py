@@ -14,6 +14,7 @@ from agentrl.pipelines.plan.fingerprint import fingerprint
 from agentrl.pipelines.stage import Context
 from agentrl.pipelines.stages.select import SelectConfig, select
 from agentrl.schemas.pipeline import ShardEngine
+from agentrl.schemas.shards import ShardsNow
 
 CHOSEN = """
     name: p
@@ -66,8 +67,8 @@ def test_the_stage_runs_its_shards_by_it(tmp_path: Path, monkeypatch: pytest.Mon
     work = Catalog(tmp_path / "store").scratch("clean", "c" * 32)
     (tmp_path / "out").mkdir()
 
-    def progress(done: int, total: int | None = None, **metrics: float | int | str) -> None:
-        told.append((done, total, metrics.get("shards")))
+    def progress(done: int, total: int | None = None, **metrics: float | int | str | ShardsNow) -> None:
+        told.append((done, total, str(metrics.get("shards"))))
 
     context = Context("clean", "c" * 32, "r", 0, buffer, tmp_path / "out", work, progress)
     context.engine = ShardEngine(type="processes", workers=1)

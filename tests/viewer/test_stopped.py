@@ -52,6 +52,36 @@ def test_every_page_says_how_far_a_stage_is_and_that_one_stopped(browser: Any, c
         assert page.inner_text("h1") == RUN
 
 
+def test_a_run_names_shards_that_are_slow_and_that_were_set_aside(browser: Any, copied: str) -> None:
+    training = Training(copied)
+    training.step(2)
+    tries = [
+        {"shard": "bucket 7", "state": "set aside", "worker": "a, process 4", "problem": "it was killed (signal 9)"},
+        {"shard": "bucket 8", "state": "slow", "worker": "b, process 5", "seconds": 61.2},
+        {"shard": "bucket 9", "state": "waiting"},
+    ]
+    counts = {"set aside": 1, "slow": 1, "waiting": 3}
+    shards = {"what": "pairs", "counts": counts, "notice": "nobody works in the pool", "tries": tries}
+    recorded(training, progress={"done": 12, "total": 17, "left_s": None}, shards=shards)
+    with serving(copied) as url, window(browser, url) as seen:
+        page = seen.open(f"/run/{RUN}", ".shards table")
+        assert "12 of 17" in page.inner_text("section[aria-labelledby=stages]")
+        told = page.inner_text(".shards")
+        assert "pairs, 1 set aside, 1 slow, 3 waiting, nobody works in the pool" in told
+        assert "and 2 more that are not done" in told
+        rows = page.locator(".shards tbody tr").all_inner_texts()
+        assert [row.split("\t") for row in rows] == [
+            ["bucket 7", "✗ set aside", "a, process 4", "", "it was killed (signal 9)"],
+            ["bucket 8", "◌ slow", "b, process 5", "1 min", ""],
+            ["bucket 9", "▸ waiting", "", "", ""],
+        ]
+        picture(page, "run-shards")
+        training.record["state"] = "failed"
+        recorded(training, status="failed", cause="shard 'bucket 7' ended its process 3 times")
+        page.wait_for_selector(".shards h2:has-text('as it was last heard of')")
+        assert seen.faults() == []
+
+
 def test_a_stage_that_was_killed_has_its_curves_its_log_and_the_command_that_goes_on(
     browser: Any, store: str, tmp_path: Path
 ) -> None:

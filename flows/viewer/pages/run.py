@@ -11,7 +11,7 @@ from agentrl.datastore.artifacts.live_metrics import live_stages
 from agentrl.flows.viewer.query.artifacts import label
 from agentrl.flows.viewer.reader import StoreReader
 from agentrl.flows.viewer.wire import Answer, Query, RefusedError
-from agentrl.pipelines.run.runs import Run, find_run
+from agentrl.pipelines.run.runs import Run, find_run, shards_of
 from agentrl.pipelines.secrets import redacted
 from agentrl.schemas.manifest import Manifest
 
@@ -55,6 +55,27 @@ class StageProgress(Answer):
     left_s: float | None
 
 
+class StageShard(Answer):
+    """A shard that is not done: ``waiting`` for a worker, ``running``, ``slow`` or ``set aside`` for its ``problem``;
+    its worker (empty if there is none), and how long that was at it when the record was written."""
+
+    shard: str
+    state: str
+    worker: str
+    seconds: float | None
+    problem: str
+
+
+class StageShards(Answer):
+    """What shards of a stage do besides those that are done, which its progress counts. ``text`` says their step and
+    how many are in each state; ``shards`` are the first of them, those set aside first, and ``more`` is how many
+    others there are."""
+
+    text: str
+    shards: list[StageShard]
+    more: int
+
+
 class StoppedRun(Answer):
     """A run that failed or was killed, after which no run of its pipeline was completed, and the stage at which it
     stopped."""
@@ -69,7 +90,8 @@ class RunStage(Answer):
     """A stage of a run. ``artifact`` is STAGE/FINGERPRINT if it is there; ``uses`` is empty if neither it nor the
     record says that. ``cause`` says why it failed, and ``warnings`` what it warned of. ``live`` is true if its metrics
     are written now, ``curves`` if the metrics of a stage without an artifact are there. ``progress`` is how far it is,
-    or how far it came. ``log`` is the file of its log on the viewer's machine, empty if there is none; ``log_tail`` has
+    or how far it came, and ``shards`` what its shards do, for stages that are divided and at work or were stopped.
+    ``log`` is the file of its log on the viewer's machine, empty if there is none; ``log_tail`` has
     its last lines, for stages that are at work or were stopped."""
 
     stage: str
@@ -84,6 +106,7 @@ class RunStage(Answer):
     live: bool
     curves: bool
     progress: StageProgress | None
+    shards: StageShards | None
     log: str
     log_tail: str
 
@@ -195,9 +218,19 @@ def _stage(catalog: Catalog, run: Run, name: str, made: Manifest | None, has_log
         live=has_log and status == "running" and run["state"] == "running",
         curves=has_log and status in STOPPED and made is None,
         progress=progress_of(stage),
+        shards=_shards(stage) if status in ("running", *STOPPED) else None,
         log=str(log) if log else "",
         log_tail=log_tail(log),
     )
+
+
+def _shards(stage: Mapping[str, Any]) -> StageShards | None:
+    """What the record says of a stage's shards. The words of workers may hold what is secret."""
+    now = shards_of(stage)
+    if now is None:
+        return None
+    shards = [StageShard(**each.model_dump() | {"problem": redacted(each.problem)}) for each in now.tries]
+    return StageShards(text=str(now), shards=shards, more=sum(now.counts.values()) - len(shards))
 
 
 def log_of(catalog: Catalog, run_id: str, stage: str) -> Path | None:

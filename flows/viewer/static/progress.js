@@ -3,13 +3,16 @@ import { count, plural, seconds } from "./format.js";
 import { pulse, usePulse } from "./live.js";
 import { OfStore } from "./problem.js";
 import { pieces } from "./text.js";
-import { html } from "./ui.js";
+import { Lines, html } from "./ui.js";
 
 /** @typedef {import("./wire.js").StageProgress} Progress */
 
 /** Statuses of a stage, or of a run, that was not done when it ended. */
 export const STOPPED = ["failed", "killed", "cancelled"];
 const SHOWN = 2;
+const MARK = /** @type {Record<string, string>} */ ({ waiting: "▸", running: "◌", slow: "◌", "set aside": "✗" });
+/** The colour of a shard's state, by the status of a stage that has it. */
+const SHARD = /** @type {Record<string, string>} */ ({ waiting: "run", running: "running", slow: "running", "set aside": "failed" });
 
 /** @param {Progress | null | undefined} progress @param {boolean} [over] of a stage that goes no further */
 export function far(progress, over = false) {
@@ -37,6 +40,19 @@ export function Status() {
     ${stopped.map((stage) => html`<a class="status failed" href=${`/run/${encodeURIComponent(stage.run_id)}`}>✗ ${pieces(stage.stage ?? stage.run_id)} of ${pieces(stage.pipeline)} ${stage.state}</a>`)}
     ${now.stopped.length > SHOWN && html`<a class="status failed" href="/">and ${count(now.stopped.length - SHOWN)} more stopped</a>`}
   </div>`;
+}
+
+/** What the shards of a stage do that are not done: who is at them, for how long, and why they were set aside. @param {{stage: import("./wire.js").RunStage}} props */
+export function Shards({ stage: { stage, status, shards } }) {
+  if (!shards) return null;
+  return html`<section class="shards" aria-label=${`shards of ${stage}`}><h2>Shards of ${pieces(stage)}${status === "running" ? "" : ", as it was last heard of"}</h2>
+    <p>${pieces(shards.text)}</p>
+    ${shards.shards.length > 0 && html`<${Lines} label=${`shards of ${stage} that are not done`} heads=${["shard", "state", "worker", "#at it for", "why"]}>
+      ${shards.shards.map(({ shard, state, worker, seconds: took, problem }, row) => html`<tr key=${row}>
+        <td>${pieces(shard)}</td><td class=${`status ${SHARD[state] ?? ""}`}>${MARK[state] ?? ""} ${state}</td><td>${pieces(worker)}</td>
+        <td class="number">${took === null ? "" : seconds(took)}</td><td class="wraps">${pieces(problem)}</td></tr>`)}
+    <//>`}
+    ${shards.more > 0 && html`<p class="soft">and ${count(shards.more)} more that are not done</p>`}</section>`;
 }
 
 /** Why a stage stopped and how far it came, the command that goes on, and the end of its log. @param {{stage: import("./wire.js").RunStage, run: import("./wire.js").RunAnswer}} props */

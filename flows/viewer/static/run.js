@@ -7,7 +7,7 @@ import { count, seconds, time } from "./format.js";
 import { lost, useChanges, usePulse } from "./live.js";
 import { address, version } from "./location.js";
 import { instead } from "./problem.js";
-import { STOPPED, Stopped, far, farNow } from "./progress.js";
+import { STOPPED, Shards, Stopped, far, farNow } from "./progress.js";
 import { pieces } from "./text.js";
 import { Lines, html, useEffect, useState } from "./ui.js";
 
@@ -43,7 +43,8 @@ export function RunPage({ id }) {
     <section aria-labelledby="stages"><h2 id="stages">Stages</h2>
     <${Lines} label="stages of the run" heads=${["stage", "uses", "status", "#took", "why, or how far"]}>
       ${value.stages.map((stage) => html`<${Line} key=${stage.stage} run=${value.run_id} stage=${stage} over=${!running} />`)}
-    <//></section>`;
+    <//></section>
+    ${value.stages.map((stage) => html`<${Shards} key=${stage.stage} stage=${stage} />`)}`;
 }
 
 /** @param {{run: string, stage: Stage, over: boolean}} props `over`: the run goes no further */

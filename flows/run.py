@@ -28,7 +28,7 @@ from agentrl.flows.session import RunSession
 from agentrl.flows.showing import display_for
 from agentrl.flows.terminal import console
 from agentrl.pipelines.file.fields import dotted
-from agentrl.pipelines.file.machines import gpus_here
+from agentrl.pipelines.file.machines import DIVIDED, gpus_here
 from agentrl.pipelines.file.readiness import missing_variables
 from agentrl.pipelines.plan.plan import Plan, PlannedStage, Selection, Status
 from agentrl.pipelines.run.execute import Outcome
@@ -170,7 +170,20 @@ def obstacles(plan: Plan, prefect: bool) -> list[str]:
             f"error: stages run in work pools: {names}; that needs a Prefect server with workers: set PREFECT_API_URL, "
             "choose another profile, or run everything here with --no-prefect"
         )
-    return problems
+    return problems + _no_server(plan)
+
+
+def _no_server(plan: Plan) -> list[str]:
+    """What is said of stages whose shards a work pool would run, if no server is named that could have it."""
+    executions = {step.name: step.node.execution for step in plan.to_run if step.node.stage.name in DIVIDED}
+    pools = {name: each.engine.pool for name, each in executions.items() if each.engine.pool and not each.pool}
+    if not pools or users_server():
+        return []
+    names = ", ".join(f"{name} ({pool})" for name, pool in pools.items())
+    return [
+        f"error: work pools run shards of stages: {names}; that needs a Prefect server with workers: set "
+        "PREFECT_API_URL, choose another profile, or name another execution.engine"
+    ]
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=80)]
 """Letters, digits, ``_`` and ``-``: names become folders and parts of trajectory ids."""
@@ -17,9 +17,12 @@ class _Strict(BaseModel):
 class ShardEngine(_Strict):
     """What runs the shards of a stage that reads many rows. The rows that it gives are the same with each."""
 
-    type: Literal["here", "processes", "ray", "slurm"] | None = Field(
-        None, description="this process, others of this machine, a Ray cluster or Slurm; None: processes for much work"
+    type: Literal["here", "processes", "ray", "slurm", "prefect"] | None = Field(
+        None,
+        description="this process, others of this machine, a Ray cluster, Slurm, or a work pool of Prefect; None: "
+        "processes for much work",
     )
+    pool: str | None = Field(None, min_length=1, description="The work pool, of type prefect")
     workers: int | None = Field(None, ge=1, description="How many shards run at once; None: as many as CPUs")
     shards: int | None = Field(None, ge=1, description="Into how many the work is divided; None: by its size")
     memory_gib: float | None = Field(None, gt=0, description="Memory of each shard, which ray and slurm reserve")
@@ -28,6 +31,17 @@ class ShardEngine(_Strict):
         None, description="A folder that all workers see; None: the store's own, which a store on S3 has not"
     )
     options: list[str] = Field([], description="More options of sbatch, such as --partition=cpu")
+
+    @model_validator(mode="after")
+    def _of_a_pool(self) -> "ShardEngine":
+        if (self.type == "prefect") != (self.pool is not None):
+            raise ValueError("type: prefect and pool: NAME belong together; set both or none")
+        if self.pool and (self.memory_gib or self.gpus or self.options):
+            raise ValueError(
+                f"what a job of a Prefect pool reserves is said by the pool; set it there (prefect work-pool update "
+                f"{self.pool}), and leave out memory_gib, gpus and options"
+            )
+        return self
 
 
 class SlurmLauncher(_Strict):

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.shards.engine import Pool, Tell, run
 from agentrl.datastore.shards.local import LocalProcesses
+from agentrl.datastore.shards.prefect_jobs import PrefectJobs
 from agentrl.datastore.shards.queued import Queued
 from agentrl.datastore.shards.ray_tasks import RayTasks
 from agentrl.datastore.shards.shard import Shard
@@ -79,6 +80,9 @@ def _pool(kind: str, engine: ShardEngine, folder: Path) -> Pool:
     if kind == "slurm":
         jobs = SlurmJobs(engine.workers, engine.memory_gib, [*_gres(engine), *engine.options])
         return Queued(folder, jobs)
+    if kind == "prefect":
+        assert engine.pool is not None
+        return Queued(folder, PrefectJobs(engine.pool), engine.workers)
     return LocalProcesses(workers_of(engine))
 
 

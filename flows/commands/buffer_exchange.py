@@ -54,7 +54,7 @@ def import_(
     ] = False,
     max_record_mb: Annotated[float, typer.Option(help="Records that take more are refused; see --quarantine")] = 64,
     shard_engine: Annotated[
-        str | None, typer.Option(help="What reads them: processes, ray, slurm, or {type: ray, workers: 8, ...}")
+        str | None, typer.Option(help="What reads them: processes, ray, slurm, or {type: prefect, pool: NAME, ...}")
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,

@@ -243,7 +243,8 @@ def _packages(loader: _Loader, draft: StageDraft, execution: Execution, config: 
         loader.problem((*draft.key, "with"), message, key)
     if execution.launcher == "ray" and (why := absent("ray", "ray")):
         loader.problem((*draft.key, "execution"), why, ("launcher",))
-    if execution.engine.type == "ray" and (why := absent("ray", "ray")):
+    kind = execution.engine.type
+    if kind in ("ray", "prefect") and (why := absent(kind, kind)):
         loader.problem((*draft.key, "execution"), why, ("engine", "type"))
 
 

@@ -27,6 +27,7 @@ IMPORT_ALL = """
 import importlib, pkgutil
 ELSEWHERE = {f"agentrl.environments.adapters.{name}_holder" for name in ("openenv", "verifiers")}  # other interpreters
 ELSEWHERE |= {"agentrl.recorder.connections"}  # of servers: the extra serve
+ELSEWHERE |= {"agentrl.datastore.shards.prefect_flow"}  # of workers of a pool: the extra prefect
 import agentrl
 for info in pkgutil.walk_packages(agentrl.__path__, "agentrl."):
     if info.name not in ELSEWHERE and not info.name.startswith("agentrl.flows"):

@@ -23,6 +23,8 @@ class Course:
     vocabulary: int = 512
     size: dict[str, int] = field(default_factory=dict)
     """What else the model's size is."""
+    batch: int | None = None
+    """Rows of a step of the warm start, if they are others than elsewhere."""
     judged: int = 512
     """Dev tasks, and held-out tasks, at most."""
 
@@ -40,6 +42,18 @@ COURSES = {
         {"type": "words", "names": 64}, 512, 192, 2e-3, warm_steps=200, sft_lr=2e-3, keeps={"keep": 1}, vocabulary=640
     ),
     "lookup": Course("lookup", 768, 192, 1e-3, warm_steps=160, shown={"noise": 0.2, "coverage": 0.5}),
+    "code": Course(
+        {"type": "code", "levels": [1]},
+        256,
+        512,
+        1e-3,
+        warm_steps=85,
+        sft_lr=2e-3,
+        keeps={"keep": 1},
+        vocabulary=768,
+        size={"turn": 64},
+        batch=16,
+    ),
     "search_qa": Course(
         {"type": "search_qa", "levels": [1, 2], "size": 60},
         768,

@@ -121,7 +121,11 @@ def imitated(
         taught = int(kept.with_suffix(".tokens").read_text())
     else:
         optimizer = {"lr": 5e-3, "schedule": "cosine", "warmup": min(20, course.warm_steps // 2)}
-        config = {"steps": max(1, round(kinds * course.warm_steps)), "batch": BATCH, "optimizer": optimizer}
+        config = {
+            "steps": max(1, round(kinds * course.warm_steps)),
+            "batch": course.batch or BATCH,
+            "optimizer": optimizer,
+        }
         if not base:
             config["model"] = {
                 "init": "tiny",
@@ -275,6 +279,8 @@ MODULES = {
     "believing": ("confidence", "self_rewarding"),
     "algorithms": ("algorithms", "updates"),
     "exploring": ("diverse", "thinking"),
+    "programs": ("programs",),
+    "proposed_programs": ("kodcode",),
 }
 """Module -> the methods whose experiments lie there, as functions of their names."""
 METHODS = {name: module for module, names in MODULES.items() for name in names}

@@ -1,0 +1,165 @@
+"""The experiment of ``methods.py`` about programs that unit tests judge: functions to write, level 1 of `code`.
+
+From one warm policy, with as many rollouts: rejection sampling, whose plain retries are the baseline of retries that
+are shown an error (STaR with errors); GRPO on success; and RLEF, CodeRL and PPOCoder, each with the rewards and
+the algorithm of its pipeline file. Their tasks are the same, and all are judged by success.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from arms import SMALL, Arm, Spent, gain, table
+from memory import retried_or_plain
+from methods import COURSES, JUDGED, SPLIT, Setting, curated, expert, imitated, judged, online, seeds, successes
+
+from agentrl.engines.blocking import blocking
+from agentrl.environments.code import checks, environment
+from agentrl.environments.code.workspace import Workspace
+from agentrl.pipelines.file.document import METHODS
+from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.rollouts.rationalize import literal
+from agentrl.schemas.task import Task
+from agentrl.schemas.trajectory import Trajectory
+
+CODE: dict[str, Any] = COURSES["code"].environment
+TURNS = 8
+"""A look at the file, three times an edit and a run of the tests, and the end, as in RLEF's file."""
+TRAIN = COURSES["code"].train
+SIZES = {"train": TRAIN, "dev": JUDGED, "heldout": JUDGED}
+ONE_IN = 1 if SMALL else 5
+"""One in so many of the tasks that other methods are judged by: running programs takes long."""
+FIRST, RETRIES = (1, 1) if SMALL else (1, 2)
+"""Rollouts of each task, and retries of each that none of these solved."""
+GROUPS = {"tasks": 2, "samples": 2} if SMALL else {"tasks": 8, "samples": 8, "updates": 2}
+"""Of an iteration, with the rollouts of the pipeline files."""
+ERROR = "An attempt ended with: {error}"
+HINTED = 7
+"""One in so many tasks is shown with an error too, since a small policy is lost at an opening that it never saw."""
+TRIED = {"GRPO": (5e-4, 2e-3), "CodeRL": (5e-4, 2e-3)}
+"""Learning rates that are tried on dev tasks; the others have that of CodeRL."""
+FILES = ("RLEF", "CodeRL", "PPOCoder")
+RATES = {"GRPO": 1e-3, **dict.fromkeys(FILES, 1e-3)}
+
+
+def programs() -> bool:
+    """What rewards of tests, errors and syntax add to success."""
+    rewarded = {"GRPO": (CODE, {"type": "grpo"}), **{name: _file(name.lower()) for name in FILES}}
+    rates = {f"{name}, {lr:g}": (name, lr) for name, tried in TRIED.items() for lr in tried}
+    online_arms = rates if SPLIT == "dev" else {name: (name, lr) for name, lr in RATES.items()}
+    arms = {name: Arm(name) for name in ("warm", "rejection", "STaR, errors", *online_arms)}
+    for seed, folder in seeds("programs", arms):
+        setting = coding(seed, folder)
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        _say(seed, arms["warm"])
+        rollouts = _curated(seed, setting, arms)
+        iterations = max(1, round(rollouts / (GROUPS["tasks"] * GROUPS["samples"])))
+        for name, (method, lr) in online_arms.items():
+            env, algorithm = rewarded[method]
+            model, spent, _ = online(_paid(setting, env), iterations=iterations, lr=lr, algorithm=algorithm, **GROUPS)
+            arms[name].add(judged(setting, model), spent)
+            _say(seed, arms[name])
+    print(f"\nprograms: {TRAIN * FIRST} rollouts of {TRAIN} tasks a seed, and {RETRIES} of each that none solved")
+    table(arms)
+    if SPLIT == "dev":
+        return True
+    met = [gain("programs, STaR, errors", arms, "rejection", "STaR, errors")]
+    return all([*met, *(gain(f"programs, {name}", arms, "GRPO", name) for name in FILES)])
+
+
+def coding(seed: int, folder: Path) -> Setting:
+    """A policy that has imitated an expert who writes functions, with fewer tasks to judge it by."""
+    environment.Code.max_steps = 2 if SMALL else TURNS  # a policy that has learned nothing goes on until its last step
+    _run_once(environment.Code(environment.CodeConfig(levels=CODE["levels"])).tasks(SIZES, seed))
+    harness, tasks, shown = expert("code", seed, folder)
+    setting = imitated("with errors", "code", harness, tasks, [shown, harness.trajectories(_with_errors(tasks))])
+    fewer = {name: harness.tasks(getattr(setting, name).read()[::ONE_IN]) for name in ("judged", "dev")}
+    return replace(setting, **fewer)
+
+
+def _run_once(splits: dict[str, list[Task]]) -> None:
+    """Let the environment run a program once with the same calls, and none that is the solution of a task of these, all
+    of whose calls are right: policies write many programs again, and what a program gives does not change."""
+    seen: dict[str, dict[str, Any]] = {"visible_tests": {}, "right_calls": {}, "syntax_match": {}}
+    for task in (task for rows in splits.values() for task in rows):
+        about, solution = json.loads(task.metadata), json.loads(task.ground_truth)
+        files = about["files"] | solution
+        shown, hidden = (dict.fromkeys(about[name], True) for name in ("shown", "calls"))
+        seen["visible_tests"][_key(files, about["shown"])] = f"{len(shown)} passed, 0 failed", shown, "passed"
+        seen["right_calls"][_key(files, about["calls"])] = hidden, "passed"
+        seen["syntax_match"][_key(files, files)] = 1.0
+    for name, results in seen.items():
+        setattr(environment, name, _remembering(getattr(checks, name), results))
+
+
+def _key(files: Mapping[str, str], others: Any) -> str:
+    return json.dumps([files, others], sort_keys=True)
+
+
+def _remembering(check: Any, results: dict[str, Any]) -> Any:
+    async def remembered(sandbox: Any, files: Mapping[str, str], others: Any) -> Any:
+        key = _key(files, others)
+        if key not in results:
+            results[key] = await check(sandbox, files, others)
+        return results[key]
+
+    return remembered
+
+
+def _with_errors(tasks: Any) -> list[Trajectory]:
+    """Demonstrations of some tasks that are shown what the tests say of another task's program."""
+    env, some = environment.Code(), tasks["train"].read()[::HINTED]
+    return [
+        demonstrate(env, task, 0.0, 0, f"hinted-{task.task_id}", ERROR.replace("{error}", literal(_error(task, other))))
+        for task, other in zip(some, [*some[1:], some[0]], strict=True)
+    ]
+
+
+def _error(task: Task, other: Task) -> str:
+    """What the tests of a task say of another's program."""
+    about, right, wrong = (json.loads(text) for text in (task.metadata, task.ground_truth, other.ground_truth))
+    head, middle, _ = right["main.py"].rpartition("return ")
+    files = Workspace(about["files"] | {"main.py": head + middle + wrong["main.py"].rpartition("return ")[2]})
+    return blocking(checks.visible_tests(environment.CodeConfig().sandbox, files, about["shown"]))[0][-300:]
+
+
+def _file(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The environment and the algorithm of a method's pipeline file."""
+    stages = yaml.safe_load((METHODS / name / "pipeline.yaml").read_text())["stages"]
+    return stages["tasks"]["with"]["env"], stages[name]["with"]["algorithm"]
+
+
+def _paid(setting: Setting, env: dict[str, Any]) -> Setting:
+    """The same tasks with an environment's rewards."""
+    from agentrl.pipelines.stages.tasks import generate
+
+    name = str(generate.config.model_validate({"env": env}).env)
+    rows = [task.model_copy(update={"env": name}) for task in setting.tasks.read()]
+    return replace(setting, tasks=setting.harness.tasks(rows))
+
+
+def _curated(seed: int, setting: Setting, arms: dict[str, Arm]) -> int:
+    """Add the policies that learn from successes, and return how many rollouts the one with hints took."""
+    from agentrl.pipelines.methods.star.rationalize import rationalize
+    from agentrl.pipelines.stages.trajectories import sample
+
+    first = setting.harness.run(sample, {"samples": FIRST}, model=setting.warm, tasks=setting.tasks)["trajectories"]
+    config = {"hint": ERROR, "samples": RETRIES}
+    made = setting.harness.run(rationalize, config, model=setting.warm, tasks=setting.tasks, trajectories=[first])
+    print(f"programs, seed {seed}: {made.metrics}", flush=True)
+    for name, plain, hinted, spent in retried_or_plain("STaR, errors", setting, setting.tasks, first, made):
+        model, taught = curated(setting, [successes(setting, plain), *hinted])
+        arms[name].add(judged(setting, model), spent + taught)
+        _say(seed, arms[name])
+    return len(first.ids()) + int(made.metrics["retries"])
+
+
+def _say(seed: int, arm: Arm) -> None:
+    """A line for those who wait."""
+    newest = arm.solved[-1]
+    shares = [sum(run.values()) / len(run) for run in (newest.sampled, newest.greedy, newest.best)]
+    print(f"programs, seed {seed}, {arm.name}: {' '.join(f'{share:.3f}' for share in shares)}", file=sys.stderr)

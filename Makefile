@@ -7,6 +7,7 @@ VLLM_VENV ?= .venv-vllm
 SMOLLM ?= build/smollm
 ADAPTERS_VENV ?= .venv-adapters
 VIEWERS ?= .venv-viewers
+PEERS ?= .venv-peers
 EXTRAS_VENV ?= .venv-extras
 AGENTS ?= build/agents
 export HF_HUB_DISABLE_TELEMETRY = 1
@@ -132,8 +133,8 @@ bench-environments: $(VENV)/.run bubblewrap
 bench-families: $(VENV)/.run bubblewrap
 	$(BIN)/python benchmarks/families.py
 
-bench-scale-data: $(VENV)/.run  # ROWS=100000, SKETCHES=10000000
-	cd benchmarks && OMP_NUM_THREADS=1 $(abspath $(BIN))/python scale_data.py
+bench-scale-data: $(VENV)/.run $(PEERS)/.ready  # ROWS=100000, SKETCHES=10000000
+	cd benchmarks && OMP_NUM_THREADS=1 PEERS=$(abspath $(PEERS))/bin/python $(abspath $(BIN))/python scale_data.py
 	cd benchmarks && OMP_NUM_THREADS=1 $(abspath $(BIN))/python diversity.py
 
 bench-scale-store: $(VENV)/.run  # SCALE=large: 10 million rows
@@ -213,6 +214,13 @@ $(ADAPTERS_VENV)/.ready: Makefile | $(VENV)/.dev
 	  $$(echo $(ADAPTERS_VENV)/games/lib/python3*/site-packages)/ours.pth
 	@$(ADAPTERS_VENV)/games/bin/python -m pip install -q -c constraints.txt minigrid scienceworld nltk==3.10.4
 	@$(ADAPTERS_VENV)/games/bin/python -m pip install -q --no-deps textarena==0.7.4
+	@touch $@
+
+# other packages that find near duplicates, beside whose pins ours would not install
+$(PEERS)/.ready:
+	@echo "Installing daft, datatrove and text-dedup into $(PEERS) (once, about 1 GB) ..."
+	@$(PYTHON) -m venv $(PEERS) && $(PEERS)/bin/python -m pip install -q daft==0.7.26 datatrove==0.10.1 text-dedup==0.4.0 \
+	  orjson spacy tokenizers
 	@touch $@
 
 $(VIEWERS)/.ready:

@@ -70,8 +70,8 @@ def phases(name: str) -> tuple[list[str], list[str]]:
 
 def trained(name: str, seed: int, store: str) -> tuple[Run, dict[str, Measured]]:
     file = f"methods/{name}"
+    Path(store).mkdir(parents=True, exist_ok=True)
     if SMALL:
-        Path(store).mkdir(parents=True, exist_ok=True)
         file = f"{store}/smallest.yaml"
         Path(file).write_text(yaml.safe_dump(smallest(f"methods/{name}")))
     main, others = phases(name)

@@ -11,19 +11,22 @@ Rows are those of benchmarks/duplicates.py: of about 500 words, 10 % near duplic
 sketches have the same shares; they go through bands, buckets and estimates, each number in a process of its own.
 """
 
+import json
 import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from duplicates import Planted
+from scale_peers import PEERS, cpu
 
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.curation import duplicates
@@ -51,12 +54,6 @@ def report(what: str, value: float, target: float, unit: str, least: bool = Fals
     print(f"{what:<72} {value:>12,.{digits}f} {unit:<8} {aim:>9}  {'met' if met else 'MISSED'}", flush=True)
 
 
-def cpu() -> float:
-    """CPU seconds of this process and of those that it waited for."""
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
-
-
 def curated(buffer: TrajectoryBuffer, engine: ShardEngine) -> tuple[list[str], float, float]:
     """The ids that are left, CPU seconds and seconds."""
     began, wall = cpu(), time.perf_counter()
@@ -69,8 +66,20 @@ def forget(buffer: TrajectoryBuffer) -> None:
     subprocess.run(["rm", "-rf", str(Path(buffer.store) / "tmp" / "evidence")], check=True)
 
 
-def judge(planted: Planted, kept: np.ndarray) -> None:
-    """Report which planted pairs were found, and which rows were dropped wrongly."""
+class Judged(NamedTuple):
+    """How many rows were dropped, how many of them wrongly, and of pairs of .8 to .85 and of at least .85 the share of
+    which a row was dropped, and how many there are."""
+
+    dropped: int
+    wrong: int
+    border: tuple[float, int]
+    near: tuple[float, int]
+
+
+def judged(planted: Planted, ids: Iterable[int]) -> Judged:
+    """What is right and wrong of the rows that are left."""
+    kept = np.zeros(len(planted.texts), dtype=bool)
+    kept[list(ids)] = True
     pairs = [(row, int(other)) for row, other in enumerate(planted.copy_of) if other >= 0]
     exact = np.array([planted.similarity(*pair) for pair in pairs])
     hit = np.array([not (kept[row] and kept[other]) for row, other in pairs])
@@ -79,10 +88,36 @@ def judge(planted: Planted, kept: np.ndarray) -> None:
         all(planted.similarity(row, other) < THRESHOLD for other in planted.family(row) if kept[other])
         for row in dropped
     )
-    report(f"rows dropped wrongly, of {len(dropped):,}", wrong, 0, "rows", digits=0)
-    for (low, high), least in zip(pairwise([0.8, 0.85, 1.01]), (0.95, 0.99), strict=True):
-        inside = (exact >= low) & (exact < high)
-        report(f"pairs found at {low} to {min(high, 1)}, of {inside.sum():,}", hit[inside].mean(), least, "", True, 3)
+    border, near = (exact >= THRESHOLD) & (exact < 0.85), exact >= 0.85
+    shares = ((float(hit[inside].mean()), int(inside.sum())) for inside in (border, near))
+    return Judged(len(dropped), wrong, *shares)
+
+
+def peers(planted: Planted, ours: float) -> None:
+    """Print what other packages make of the same texts, beside our rows for each CPU second."""
+    interpreter = os.environ.get("PEERS", "")
+    if not Path(interpreter).is_file():
+        print("peers: PEERS names no interpreter that has them; `make bench-scale-data` does")
+        return
+    with tempfile.TemporaryDirectory() as name:
+        texts, out = Path(name, "texts.parquet"), Path(name, "kept.json")
+        prefix = ["write text " if template >= 0 else "" for template in planted.template]  # as our rule reads a call
+        whole = [before + text for before, text in zip(prefix, planted.texts, strict=True)]
+        pq.write_table(pa.table({"id": range(len(whole)), "text": whole}), texts)
+        for peer in PEERS:
+            command = [interpreter, str(Path(__file__).with_name("scale_peers.py")), peer, str(texts), str(out)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                print(f"{peer}: failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
+                continue
+            made = json.loads(out.read_text())
+            speed, result = len(whole) / made["cpu_s"], judged(planted, made["kept"])
+            print(
+                f"{peer}: {speed:,.0f} rows/s, peak {made['peak_mb']:,.0f} MB; {result.wrong:,} of "
+                f"{result.dropped:,} rows dropped wrongly; pairs found at 0.8 to 0.85 {result.border[0]:.3f}, above "
+                f"{result.near[0]:.3f}"
+            )
+            report(f"  rows per CPU second, of those of {peer}", ours / speed, 1, "times", True)
 
 
 def end_to_end() -> None:
@@ -95,7 +130,8 @@ def end_to_end() -> None:
         forget(buffer)
         ids, first, wall = curated(buffer, ShardEngine(type="here"))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        report("near_duplicates, all rows, end to end", len(rows) * 0.99 / first, 4_000, "rows/s", True, 0)
+        speed = len(rows) * 0.99 / first
+        report("near_duplicates, all rows, end to end", speed, 4_000, "rows/s", True, 0)
         print(f"  {first:.1f} CPU s, {wall:.1f} s; peak of this process, with all rows as objects, {peak:,.0f} MB")
         verified = sum(len(np.load(path)) for path in Path(folder).glob("tmp/evidence/grams-*/verified/*.npy"))
         report("verified pairs for each row", verified / ROWS, 5, "")
@@ -113,9 +149,11 @@ def end_to_end() -> None:
         buffer.append(rows[ROWS * 99 // 100 :], stage="bench", fingerprint="later")
         ids, second, _ = curated(buffer, ShardEngine(type="here"))
         report("second curation, after 1 % new rows, of the first's CPU", 100 * second / first, 5, "%")
-    kept = np.zeros(ROWS, dtype=bool)
-    kept[[int(name[-6:]) for name in ids]] = True
-    judge(planted, kept)
+    result = judged(planted, [int(name[-6:]) for name in ids])
+    report(f"rows dropped wrongly, of {result.dropped:,}", result.wrong, 0, "rows", digits=0)
+    report(f"pairs found at 0.8 to 0.85, of {result.border[1]:,}", result.border[0], 0.95, "", True, 3)
+    report(f"pairs found at 0.85 to 1, of {result.near[1]:,}", result.near[0], 0.99, "", True, 3)
+    peers(planted, speed)
 
 
 class Drawn(Sketch):

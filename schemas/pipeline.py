@@ -26,7 +26,11 @@ class ShardEngine(_Strict):
     workers: int | None = Field(None, ge=1, description="How many shards run at once; None: as many as CPUs")
     shards: int | None = Field(None, ge=1, description="Into how many the work is divided; None: by its size")
     memory_gib: float | None = Field(None, gt=0, description="Memory of each shard, which ray and slurm reserve")
-    gpus: int | None = Field(None, ge=1, description="GPUs of each shard, which ray and slurm reserve")
+    gpus: int | None = Field(
+        None,
+        ge=1,
+        description="GPUs of each shard: ray and slurm reserve them; a process has them for itself",
+    )
     folder: str | None = Field(
         None, description="A folder that all workers see; None: the store's own, which a store on S3 has not"
     )

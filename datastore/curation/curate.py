@@ -22,7 +22,6 @@ from agentrl.datastore.curation.conditions import tasks_of
 from agentrl.datastore.curation.division import Division
 from agentrl.datastore.curation.kept import kept_folder
 from agentrl.datastore.curation.text import Part, part_text
-from agentrl.datastore.curation.vectors import TEXTS, embedded, embedded_by_shards
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read import sql
 from agentrl.datastore.read.lookup import Ids, id_array
@@ -30,6 +29,7 @@ from agentrl.datastore.read.matches import Find
 from agentrl.datastore.read.ranking import RANK
 from agentrl.datastore.read.scores import rescored
 from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, pretrained
+from agentrl.datastore.search.vectors import TEXTS, embedded, embedded_by_shards
 from agentrl.datastore.shards.divide import Divide
 from agentrl.datastore.storage.delta_paths import FOLDER, data_files
 from agentrl.datastore.table.writer import SCALARS
@@ -85,7 +85,7 @@ class Work:
             return embedded(batches, self.embedder)
         fitted = self.embedder if self.embedder_name == EMBEDDED else None
         assert fitted is None or isinstance(fitted, LatentEmbedder)
-        return embedded_by_shards(batches, self.embedder_name, fitted, self.division)
+        return embedded_by_shards(batches, self.embedder_name, fitted, self.division.work, self.division)
 
     def vectors(self, texts: Sequence[str]) -> np.ndarray:
         """Vectors of texts, float32 [texts, dimensions]; equal texts are embedded once."""

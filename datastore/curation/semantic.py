@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from xxhash import xxh3_128_digest
 
-from agentrl.datastore.curation.vectors import TEXTS
 from agentrl.datastore.optional import optional
+from agentrl.datastore.search.vectors import TEXTS
 
 CLUSTER = 4096
 """Rows of a scope that are all compared with each other. More are divided by k-means into clusters of half as many on

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,7 @@ from agentrl.datastore.formats.rows import NAMELESS
 from agentrl.datastore.formats.source import Source
 from agentrl.datastore.formats.taken import Kept, TakenAnnotations
 from agentrl.datastore.formats.workers import File, read_files
-from agentrl.datastore.shards.divide import Divide
+from agentrl.datastore.shards.divide import Divide, Dividing
 from agentrl.datastore.shards.shard import digest_of
 from agentrl.schemas.arrow import from_table
 from agentrl.schemas.trajectory import Trajectory
@@ -42,7 +42,6 @@ LOCK = "locks/import.lock"
 CheckTokens = Callable[[Trajectory], str | None]
 """What is wrong with a row's tokens, None if nothing is."""
 
-Dividing = Callable[[str, Path], AbstractContextManager[Divide]]
 """How work is divided within a block, by a name for it and a folder that survives a kill."""
 
 

@@ -9,9 +9,11 @@ import json
 import re
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -27,6 +29,9 @@ from agentrl.datastore.search.exact import mmr, nearest, top
 from agentrl.datastore.search.fusion import LATENT, NEURAL, fused, nearness
 from agentrl.datastore.search.lexical import Lexical
 from agentrl.datastore.search.minilm import MINILM
+from agentrl.datastore.search.vectors import TEXTS, each_embedded
+from agentrl.datastore.shards.divide import Divide, Dividing
+from agentrl.datastore.shards.shard import digest_of
 from agentrl.datastore.storage.lease import hold
 from agentrl.datastore.storage.ownership import mark
 
@@ -43,8 +48,6 @@ POOL = 10
 """Candidates per result that MMR chooses from."""
 PART, BATCH = 50_000, 8192
 """Prompts of a part when it is written, and prompts that are read from one at a time."""
-SHOWN = 1024
-"""Prompts that are embedded between two reports of progress."""
 COLUMNS = ("trajectory_id", "task_id", "env", "split", "success", "reward", "n_steps", "n_tokens", "prompt")
 
 
@@ -125,9 +128,12 @@ class SearchIndex:
     def _prompts(self) -> list[str]:
         return self.buffer.scan().select(pl.col("prompt").unique().sort()).collect()["prompt"].to_list()
 
-    def refresh(self, rebuild: bool = False, progress: Progress | None = None) -> State:
+    def refresh(
+        self, rebuild: bool = False, progress: Progress | None = None, dividing: Dividing | None = None
+    ) -> State:
         """Embed the prompts that are new since the last refresh. ``rebuild`` starts over, with ``embedded`` fitted
-        anew. Raises if the stored vectors are another model's, which cannot be compared."""
+        anew. ``dividing`` gives what runs the shards, if workers embed; their progress is told by it. Raises if the
+        stored vectors are another model's, or if workers have another one, which cannot be compared."""
         with hold(self.buffer.storage, f"locks/{self.folder.replace('/', '-')}.lock"):
             if rebuild:
                 self.buffer.storage.delete(self.folder)
@@ -136,12 +142,14 @@ class SearchIndex:
             version = self.buffer.table().version()
             meta = self._meta()
             if meta is None or meta["table_version"] != version:
-                self._extend(meta, version, progress or (lambda done, total: None))
+                self._extend(meta, version, progress or (lambda done, total: None), dividing)
         state = self.state()
         assert state is not None
         return state
 
-    def _extend(self, meta: dict[str, object] | None, version: int, progress: Progress) -> None:
+    def _extend(
+        self, meta: dict[str, object] | None, version: int, progress: Progress, dividing: Dividing | None
+    ) -> None:
         if meta is not None and meta["embedder"] != self.embedder.identity:
             raise StoreError(
                 f"the index {self.folder} was made by {meta['embedder']}, this embedder is {self.embedder.identity}; "
@@ -152,27 +160,52 @@ class SearchIndex:
         known = set(self._texts)
         new = [text for text in self._prompts() if text not in known]
         cut = int(str(meta.get("cut", 0))) if meta else 0
-        for first in range(0, len(new), PART):
-            some = new[first : first + PART]
-            pieces = []
-            for start in range(0, len(some), SHOWN):
-                pieces.append(self.embedder.encode(some[start : start + SHOWN]))
-                cut += self.embedder.cut(some[start : start + SHOWN])
-                progress(first + start + len(pieces[-1]), len(new))
-            vectors = np.concatenate(pieces)
-            parts.append(f"part-{len(parts):05d}-{uuid.uuid4().hex[:8]}.parquet")
-            flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel(), pa.float32()), vectors.shape[1])
-            sink = pa.BufferOutputStream()
-            pq.write_table(pa.table({"text": pa.array(some, pa.string()), "vector": flat}), sink, compression="zstd")
-            self.buffer.storage.write(f"{self.folder}/{parts[-1]}", sink.getvalue().to_pybytes())
-        body = {
-            "embedder": self.embedder.identity,
-            "table_version": version,
-            "texts": len(known) + len(new),
-            "cut": cut,
-            "parts": parts,
-        }
-        self.buffer.storage.write(f"{self.folder}/index.json", json.dumps(body, indent=2).encode())
+        name, own = f"index-{digest_of(self.buffer.store, self.folder)[:12]}", self.buffer.storage.working_folder()
+        with dividing(name, own / name) if dividing else nullcontext() as divide:
+            for first, vectors, longer in self._embedded(new, progress, divide):
+                cut += longer
+                some = new[first : first + PART]
+                parts.append(f"part-{len(parts):05d}-{uuid.uuid4().hex[:8]}.parquet")
+                flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel(), pa.float32()), vectors.shape[1])
+                sink = pa.BufferOutputStream()
+                table = pa.table({"text": pa.array(some, pa.string()), "vector": flat})
+                pq.write_table(table, sink, compression="zstd")
+                self.buffer.storage.write(f"{self.folder}/{parts[-1]}", sink.getvalue().to_pybytes())
+            body = {
+                "embedder": self.embedder.identity,
+                "table_version": version,
+                "texts": len(known) + len(new),
+                "cut": cut,
+                "parts": parts,
+            }
+            self.buffer.storage.write(f"{self.folder}/index.json", json.dumps(body, indent=2).encode())
+
+    def _embedded(
+        self, texts: Sequence[str], progress: Progress, divide: Divide | None
+    ) -> Iterator[tuple[int, np.ndarray, int]]:
+        """For each part of the texts where it begins, its vectors, and how many of its texts are cut. The same texts
+        are embedded together in this process and by shards."""
+        starts = [
+            (first, start)
+            for first in range(0, len(texts), PART)
+            for start in range(first, min(first + PART, len(texts)), TEXTS)
+        ]
+        batches = (texts[start : min(start + TEXTS, first + PART)] for first, start in starts)
+        made: Iterator[tuple[np.ndarray, int]]
+        if divide is None:
+            made = ((self.embedder.encode(batch), self.embedder.cut(batch)) for batch in batches)
+        else:
+            fitted = self.embedder if isinstance(self.embedder, LatentEmbedder) else None
+            assert divide.work is not None
+            made = each_embedded(batches, self.name, fitted, divide.work, divide, self.embedder.identity)
+        for first, of_part in groupby(zip(starts, made, strict=True), lambda item: item[0][0]):
+            vectors, cut = list[np.ndarray](), 0
+            for (_, start), (some, longer) in of_part:
+                vectors.append(some)
+                cut += longer
+                if divide is None:
+                    progress(start + len(some), len(texts))
+            yield first, np.concatenate(vectors), cut
 
     def _load(self) -> None:
         """Read what the newest ``index.json`` names into memory, once."""

@@ -10,6 +10,7 @@ import polars as pl
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, pretrained
 from agentrl.datastore.search.index import COLUMNS, Progress, SearchIndex, State, Where
+from agentrl.datastore.shards.divide import Dividing
 
 if TYPE_CHECKING:
     from agentrl.datastore.buffer import TrajectoryBuffer
@@ -33,7 +34,9 @@ class PinnedIndex(SearchIndex):
     def embedder(self) -> Embedder:
         return LatentEmbedder.fit(self._texts) if self.name == EMBEDDED else pretrained(self.name)
 
-    def refresh(self, rebuild: bool = False, progress: Progress | None = None) -> State:
+    def refresh(
+        self, rebuild: bool = False, progress: Progress | None = None, dividing: Dividing | None = None
+    ) -> State:
         """Nothing is new to given rows."""
         return State(
             self.embedder.identity, self.buffer.version or 0, len(self._texts), 0, self.embedder.cut(self._texts)

@@ -83,7 +83,7 @@ def _pool(kind: str, engine: ShardEngine, folder: Path) -> Pool:
     if kind == "prefect":
         assert engine.pool is not None
         return Queued(folder, PrefectJobs(engine.pool), engine.workers)
-    return LocalProcesses(workers_of(engine))
+    return LocalProcesses(workers_of(engine), engine.gpus)
 
 
 def _gres(engine: ShardEngine) -> list[str]:

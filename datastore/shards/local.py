@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection, wait
 
-from agentrl.datastore.shards.shard import Ending, Shard, packed
+from agentrl.datastore.shards.shard import Ending, Shard, ShardError, packed
 from agentrl.datastore.shards.worker import installed
 from agentrl.schemas.installation import python_path
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass
@@ -22,21 +24,24 @@ class _Worker:
     popen: subprocess.Popen[bytes]
     to: Connection
     back: Connection
+    gpus: Sequence[str] | None = None
     number: int | None = None
     """Of the shard that it works on."""
 
     @classmethod
-    def start(cls) -> "_Worker":
+    def start(cls, gpus: Sequence[str] | None) -> "_Worker":
+        """``gpus`` are those that it sees; None: all that this process sees."""
         (theirs, to), (back, answers) = os.pipe(), os.pipe()
         popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "agentrl.datastore.shards.worker", str(theirs), str(answers)],
             pass_fds=(theirs, answers),
             stdin=subprocess.DEVNULL,
-            env={"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", **os.environ, "PYTHONPATH": python_path()},
+            env={"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", **os.environ, "PYTHONPATH": python_path()}
+            | ({} if gpus is None else {VISIBLE: ",".join(gpus)}),
         )
         os.close(theirs)
         os.close(answers)
-        return cls(popen, Connection(to, readable=False), Connection(back, writable=False))
+        return cls(popen, Connection(to, readable=False), Connection(back, writable=False), gpus)
 
     @property
     def name(self) -> str:
@@ -50,10 +55,17 @@ class _Worker:
 
 
 class LocalProcesses:
-    """As many processes as ``workers``. They start with the first shards."""
+    """As many processes as ``workers``. They start with the first shards. Each has so many ``gpus`` of its own, of
+    those that ``CUDA_VISIBLE_DEVICES`` names; None: all see the same. Raises ShardError if it names too few."""
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
+    def __init__(self, workers: int, gpus: int | None = None) -> None:
+        self._workers, self._each = workers, gpus
+        self._gpus = [name for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+        if gpus and len(self._gpus) < workers * gpus:
+            raise ShardError(
+                f"{workers} processes with {gpus} GPUs each need {workers * gpus}, and {VISIBLE} names "
+                f"{len(self._gpus)}; set execution.gpus of the stage, or {VISIBLE} of a command, or fewer workers"
+            )
         self._processes: list[_Worker] = []
         self._numbers = count()
 
@@ -77,13 +89,20 @@ class LocalProcesses:
         for shard in map(packed, shards):
             process = next((idle for idle in self._processes if idle.number is None), None)
             if process is None:
-                process = _Worker.start()
+                process = _Worker.start(self._free())
                 self._processes.append(process)
             process.number = next(self._numbers)
             numbers.append(process.number)
             with contextlib.suppress(OSError):  # it died, which ended() says
                 process.to.send_bytes(pickle.dumps((shard, installed())))
         return numbers
+
+    def _free(self) -> list[str] | None:
+        """GPUs for one more process."""
+        if not self._each:
+            return None
+        taken = {name for process in self._processes for name in process.gpus or ()}
+        return [name for name in self._gpus if name not in taken][: self._each]
 
     def ended(self, timeout_s: float) -> list[tuple[int, Ending]]:
         outcomes = []

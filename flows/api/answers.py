@@ -20,6 +20,18 @@ def shown_work(what: str, progress: bool) -> AbstractContextManager[Callable[...
     return shown(what, display_for(console(), quiet=not progress))
 
 
+def indexed(
+    buffer: "TrajectoryBuffer", embedder: str | None, rebuild: bool, progress: bool, shard_engine: Any
+) -> "pl.DataFrame":
+    """What a search index holds after it was brought up to date, by workers of an engine if one is given."""
+    from agentrl.datastore.search.index import SearchIndex
+    from agentrl.datastore.shards.divide import dividing_of
+
+    with shown_work("search index", progress) as told:
+        state = SearchIndex(buffer, embedder).refresh(rebuild, told, dividing_of(shard_engine, buffer.store, told))
+    return frame([{name: value for name, value in vars(state).items() if name != "parts"}])
+
+
 def frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> "pl.DataFrame":
     import polars as pl
 

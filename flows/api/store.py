@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.buffer import TrajectoryBuffer
-from agentrl.flows.api.answers import frame, shown_work
+from agentrl.flows.api.answers import frame, indexed, shown_work
 from agentrl.flows.api.run import RunResult, StageResult, stage_result
 
 if TYPE_CHECKING:
@@ -72,14 +72,13 @@ class Store:
         with shown_work("search index", progress) as told:
             return self.buffer.search(text, k, progress=told, **options)
 
-    def index(self, embedder: str | None = None, *, rebuild: bool = False, progress: bool = True) -> "pl.DataFrame":
+    def index(
+        self, embedder: str | None = None, *, rebuild: bool = False, progress: bool = True, shard_engine: Any = None
+    ) -> "pl.DataFrame":
         """Bring the search index up to date, which a search does too: its embedder, the version of the table, how many
-        prompts it holds, and how many of them are longer than the embedder looks at."""
-        from agentrl.datastore.search.index import SearchIndex
-
-        with shown_work("search index", progress) as told:
-            state = SearchIndex(self.buffer, embedder).refresh(rebuild, told)
-        return frame([{name: value for name, value in vars(state).items() if name != "parts"}])
+        prompts it holds, and how many of them are longer than the embedder looks at. ``shard_engine``: as for imports.
+        """
+        return indexed(self.buffer, embedder, rebuild, progress, shard_engine)
 
     def experience(self, prompt: str, **options: Any) -> "list[Demonstration]":
         """Successful runs of tasks like this one, as demonstrations; options are those of ``agentrl buffer

@@ -85,6 +85,9 @@ def index(
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Start over; the embedder of the buffer's own words is fitted anew")
     ] = False,
+    shard_engine: Annotated[
+        str | None, typer.Option(help="What embeds: processes, ray, slurm, or {type: ray, gpus: 1, ...}; default: here")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Bring the search index up to date: only prompts that are new are embedded. If the extra minilm is installed, by
@@ -93,8 +96,11 @@ def index(
 
     from agentrl.datastore.search.embedding import EMBEDDED
     from agentrl.datastore.search.index import SearchIndex
+    from agentrl.datastore.shards.divide import dividing_of
     from agentrl.flows.showing import display_for, shown
 
+    if of_text and shard_engine:
+        raise fail("error: --shard-engine is about prompts that are embedded; --text has none")
     if of_text:
         if embedder:
             raise fail("error: --embedder is about prompts; --text has none")
@@ -103,7 +109,7 @@ def index(
         return
     chosen = SearchIndex(open_buffer(store), embedder)
     with shown("search index", display_for(console(stderr=True), quiet=as_json)) as told:
-        state = asdict(chosen.refresh(rebuild, told))
+        state = asdict(chosen.refresh(rebuild, told, dividing_of(shard_engine, chosen.buffer.store, told)))
     del state["parts"]  # names of files
     print_rows([state], as_json)
     if as_json:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import pyarrow as pa
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from agentrl.datastore.table.ingest import OnError
     from agentrl.models.policy import Tokenizing
     from agentrl.schemas.pipeline import ShardEngine
-    from agentrl.schemas.shards import ShardsNow
 
 FILES_SCHEMA = pa.schema(
     [
@@ -132,20 +130,13 @@ def import_files(
     TypeError for a label that there is not."""
     from agentrl.datastore.formats.imports import import_paths
     from agentrl.datastore.formats.labels import Labels
-    from agentrl.datastore.shards.divide import dividing_by
-    from agentrl.datastore.shards.engines import engine_of
+    from agentrl.datastore.shards.divide import dividing_of
     from agentrl.pipelines.tokenizers import keep_tokenizer
 
     speaker, check = tokenizer_check(tokenizer) if tokenizer else (None, None)
     if speaker and not dry_run:
         keep_tokenizer(buffer.storage, speaker)
     fingerprint = speaker.tokenizer_fingerprint if speaker else None
-    chosen = engine_of(shard_engine)
-
-    def tell(done: int, total: int, now: "ShardsNow") -> None:
-        progress(done, total, shards=now)
-
-    dividing = None if chosen is None else partial(dividing_by, chosen, buffer.store, tell=tell)
     return import_paths(
         buffer,
         paths,
@@ -158,7 +149,7 @@ def import_files(
         check_tokens=check,
         max_record=int(max_record_mb * 2**20),
         progress=lambda files, of, rows: progress(files, of, rows=rows),
-        dividing=dividing,
+        dividing=dividing_of(shard_engine, buffer.store, progress),
     )
 
 

@@ -43,3 +43,7 @@ def wrong(path: Path) -> None:
 
 def reads(path: Path, other: Path) -> None:
     path.write_text(other.read_text())
+
+
+def sees(path: Path, variable: str) -> None:
+    write(path, os.environ[variable])

@@ -19,10 +19,11 @@ from divided_rows import BY_VECTORS, RULES, filled, kept, rows
 
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.curation import curate as curation
-from agentrl.datastore.curation import diversity, kernels, pieces, semantic, vectors
+from agentrl.datastore.curation import diversity, kernels, pieces, semantic
 from agentrl.datastore.curation.contamination import HeldOut
 from agentrl.datastore.curation.division import Division
 from agentrl.datastore.curation.rules import Rules
+from agentrl.datastore.search import vectors
 from agentrl.datastore.search.embedding import LatentEmbedder
 from agentrl.datastore.shards import queued
 from agentrl.datastore.shards.divide import in_this_process

@@ -215,10 +215,10 @@ def test_what_workers_of_a_pool_lack_is_named(
 @pytest.mark.slow
 def test_a_work_pool_gives_the_same(tmp_path: Path, prefect: Prefect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    given, one = rows(200), [{"rule": "exact_duplicates"}]  # a flow run takes long to start
-    expected = kept(filled(tmp_path / "whole", given, 1), ShardEngine(type="here", shards=1), rules=one)
+    given, rule = rows(200), [{"rule": "exact_duplicates"}]  # a flow run takes long to start
+    expected = kept(filled(tmp_path / "whole", given, 1), ShardEngine(type="here", shards=1), rules=rule)
     assert expected[1]
     prefect.work("cpus")
     until_pool_is_there("cpus").close()
     chosen = ShardEngine(type="prefect", pool="cpus", workers=2, shards=2)
-    assert kept(filled(Path("store"), given), chosen, rules=one) == expected
+    assert kept(filled(Path("store"), given), chosen, rules=rule) == expected

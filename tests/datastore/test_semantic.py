@@ -12,7 +12,7 @@ from agentrl.datastore.curation import semantic
 from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.curation.semantic import semantic_duplicates
-from agentrl.datastore.curation.vectors import embedded
+from agentrl.datastore.search.vectors import embedded
 
 
 class Given:

@@ -58,8 +58,8 @@ def test_the_stage_runs_its_shards_by_it(tmp_path: Path, monkeypatch: pytest.Mon
     buffer.append([row(number) for number in range(6)], stage="s", fingerprint="f")
     pools: list[LocalProcesses] = []
 
-    def pool(workers: int) -> LocalProcesses:
-        pools.append(LocalProcesses(workers))
+    def pool(workers: int, gpus: int | None) -> LocalProcesses:
+        pools.append(LocalProcesses(workers, gpus))
         return pools[-1]
 
     monkeypatch.setattr(engines, "LocalProcesses", pool)

@@ -1,16 +1,16 @@
 """Vectors of texts, made in this process or by the workers of an engine. A worker keeps its model from one shard to the
 next. Which texts are embedded together depends on the texts alone: the rounding of a vector may depend on that."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from agentrl.datastore.curation.division import Division
 from agentrl.datastore.search.embedding import EMBEDDED, Embedder, LatentEmbedder, pretrained
-from agentrl.datastore.shards.divide import in_groups
+from agentrl.datastore.shards.divide import Run, in_groups
 from agentrl.datastore.shards.shard import Shard, ShardError, digest_of, finished
 
 TEXTS = 1024
@@ -28,30 +28,60 @@ def embedded(batches: Iterable[Sequence[str]], embedder: Embedder) -> tuple[np.n
     return np.concatenate(vectors or [embedder.encode([])]), cut
 
 
+class Divided(Protocol):
+    """What runs shards, and how many; None: by the size of the work."""
+
+    @property
+    def run(self) -> Run: ...
+
+    @property
+    def shards(self) -> int | None: ...
+
+
 def embedded_by_shards(
-    batches: Iterable[Sequence[str]], name: str, fitted: LatentEmbedder | None, division: Division
+    batches: Iterable[Sequence[str]], name: str, fitted: LatentEmbedder | None, work: Path, divided: Divided
 ) -> tuple[np.ndarray, int]:
-    """The same, by shards; ``fitted`` is the embedder that was fitted here, if ``name`` means that one. Raises
-    ShardError if workers have different models under its name."""
-    folder = division.work / f"vectors-{digest_of(name, fitted and fitted.identity)}"
+    """The same, by shards."""
+    made = list(each_embedded(batches, name, fitted, work, divided))
+    return np.concatenate([vectors for vectors, _ in made]), sum(cut for _, cut in made)
+
+
+def each_embedded(
+    batches: Iterable[Sequence[str]],
+    name: str,
+    fitted: LatentEmbedder | None,
+    work: Path,
+    divided: Divided,
+    identity: str | None = None,
+) -> Iterator[tuple[np.ndarray, int]]:
+    """The same of one batch after another, when all are made. What shards made lies below ``work``; ``fitted`` is the
+    embedder that was fitted here, if ``name`` means that one. Raises ShardError if workers have different models under
+    its name, or another one than ``identity`` says."""
+    folder = work / f"vectors-{digest_of(name, fitted and fitted.identity)}"
     model = None if fitted is None else folder / "embedder.npz"
     if fitted is not None and model is not None and not model.exists():
         with finished(model) as unfinished, unfinished.open("wb") as file:
             fitted.save(file)
-    work = [_kept_texts(batch, folder) for batch in batches]
-    missing = [paths for paths in dict.fromkeys(work) if not paths[1].exists()]
+    files = [_kept_texts(batch, folder) for batch in batches]
+    missing = [paths for paths in dict.fromkeys(files) if not paths[1].exists()]
     shards = [
-        Shard(f"vectors from text {number * TEXTS}", f"{__name__}:embed", (group, name, model))
-        for number, group in enumerate(in_groups(missing, division.shards, BATCHES))
+        Shard(f"vectors of part {number + 1}", f"{__name__}:embed", (group, name, model))
+        for number, group in enumerate(in_groups(missing, divided.shards, BATCHES))
     ]
-    division.run(shards, "vectors")
-    made = [np.load(path) for _, path in work]
-    if len(models := {str(each["model"]) for each in made}) > 1:
+    divided.run(shards, "vectors")
+    models = {str(_value(path, "model")) for _, path in files} | ({identity} if identity else set())
+    if len(models) > 1:
         raise ShardError(
-            f"workers have different models under the name {name!r}: {', '.join(sorted(models))}; give a folder that "
+            f"there are different models under the name {name!r}: {', '.join(sorted(models))}; give a folder that "
             "all of them see, or install one version on all workers"
         )
-    return np.concatenate([each["vectors"] for each in made]), sum(int(each["cut"]) for each in made)
+    for _, path in files:
+        yield _value(path, "vectors"), int(_value(path, "cut"))
+
+
+def _value(path: Path, name: str) -> np.ndarray:
+    with np.load(path) as made:
+        return made[name]
 
 
 def _kept_texts(batch: Sequence[str], folder: Path) -> tuple[Path, Path]:

@@ -59,7 +59,7 @@ COURSES = {
         768,
         768,
         5e-4,
-        warm_steps=220,
+        warm_steps=150,
         sft_lr=2e-3,
         shown={"noise": 0.0},
         vocabulary=1200,

@@ -16,7 +16,7 @@ from courses import COURSES
 from methods import Setting, curated, judged, online, prepared, seeds
 
 ENV = "search_qa"
-ITERATIONS, TASKS, JUDGED, DEV = (1, 4, 4, 2) if SMALL else (24, 16, 256, 64)
+ITERATIONS, TASKS, JUDGED, DEV = (1, 4, 4, 2) if SMALL else (12, 16, 192, 32)
 """Of GRPO; and held-out tasks, and dev tasks on which a temperature is chosen."""
 
 
@@ -46,9 +46,9 @@ def research() -> bool:
     return gain(f"research, {ENV}", arms, "GRPO", "ReSearch")
 
 
-GIVEN, HELD = (8, 4) if SMALL else (384, 96)
+GIVEN, HELD = (8, 4) if SMALL else (384, 64)
 """Questions that are expanded, and questions of a kind that a policy is judged by."""
-STEPS, BATCH = (2, 4) if SMALL else (80, 16)
+STEPS, BATCH = (2, 4) if SMALL else (60, 16)
 """Supervised steps on the given questions again; on longer rows, fewer of as many tokens."""
 ARMS = {"given again": 1, "one layer": 2, "two layers": 3}
 """Arm -> of how many layers its rows are, the given questions included."""

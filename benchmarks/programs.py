@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from arms import SMALL, Arm, Spent, gain, table
 from memory import retried_or_plain
-from methods import COURSES, JUDGED, SPLIT, Setting, curated, expert, imitated, judged, online, seeds, successes
+from methods import COURSES, JUDGED, Setting, curated, expert, imitated, judged, online, seeds, successes
 
 from agentrl.engines.blocking import blocking
 from agentrl.environments.code import checks, environment
@@ -31,7 +31,7 @@ TURNS = 8
 """A look at the file, three times an edit and a run of the tests, and the end, as in RLEF's file."""
 TRAIN = COURSES["code"].train
 SIZES = {"train": TRAIN, "dev": JUDGED, "heldout": JUDGED}
-ONE_IN = 1 if SMALL else 5
+ONE_IN = 1 if SMALL else 8
 """One in so many of the tasks that other methods are judged by: running programs takes long."""
 FIRST, RETRIES = (1, 1) if SMALL else (1, 2)
 """Rollouts of each task, and retries of each that none of these solved."""
@@ -40,33 +40,28 @@ GROUPS = {"tasks": 2, "samples": 2} if SMALL else {"tasks": 8, "samples": 8, "up
 ERROR = "An attempt ended with: {error}"
 HINTED = 7
 """One in so many tasks is shown with an error too, since a small policy is lost at an opening that it never saw."""
-TRIED = {"GRPO": (5e-4, 2e-3), "CodeRL": (5e-4, 2e-3)}
-"""Learning rates that are tried on dev tasks; the others have that of CodeRL."""
+RATE = 5e-4
+"""Of GRPO in the pipeline file of `code`, and of the others in theirs."""
 FILES = ("RLEF", "CodeRL", "PPOCoder")
-RATES = {"GRPO": 1e-3, **dict.fromkeys(FILES, 1e-3)}
 
 
 def programs() -> bool:
     """What rewards of tests, errors and syntax add to success."""
     rewarded = {"GRPO": (CODE, {"type": "grpo"}), **{name: _file(name.lower()) for name in FILES}}
-    rates = {f"{name}, {lr:g}": (name, lr) for name, tried in TRIED.items() for lr in tried}
-    online_arms = rates if SPLIT == "dev" else {name: (name, lr) for name, lr in RATES.items()}
-    arms = {name: Arm(name) for name in ("warm", "rejection", "STaR, errors", *online_arms)}
+    arms = {name: Arm(name) for name in ("warm", "rejection", "STaR, errors", *rewarded)}
     for seed, folder in seeds("programs", arms):
         setting = coding(seed, folder)
         arms["warm"].add(judged(setting, setting.warm), Spent())
         _say(seed, arms["warm"])
         rollouts = _curated(seed, setting, arms)
         iterations = max(1, round(rollouts / (GROUPS["tasks"] * GROUPS["samples"])))
-        for name, (method, lr) in online_arms.items():
-            env, algorithm = rewarded[method]
-            model, spent, _ = online(_paid(setting, env), iterations=iterations, lr=lr, algorithm=algorithm, **GROUPS)
+        for name, (env, algorithm) in rewarded.items():
+            how = {"iterations": iterations, "algorithm": algorithm, "lr": RATE, **GROUPS}
+            model, spent, _ = online(_paid(setting, env), **how)
             arms[name].add(judged(setting, model), spent)
             _say(seed, arms[name])
     print(f"\nprograms: {TRAIN * FIRST} rollouts of {TRAIN} tasks a seed, and {RETRIES} of each that none solved")
     table(arms)
-    if SPLIT == "dev":
-        return True
     met = [gain("programs, STaR, errors", arms, "rejection", "STaR, errors")]
     return all([*met, *(gain(f"programs, {name}", arms, "GRPO", name) for name in FILES)])
 

@@ -280,7 +280,7 @@ MODULES = {
     "algorithms": ("algorithms", "updates"),
     "exploring": ("diverse", "thinking"),
     "programs": ("programs",),
-    "proposed_programs": ("kodcode",),
+    "proposed_programs": ("kodcode", "kodcode_taught"),
 }
 """Module -> the methods whose experiments lie there, as functions of their names."""
 METHODS = {name: module for module, names in MODULES.items() for name in names}

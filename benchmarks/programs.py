@@ -62,8 +62,9 @@ def programs() -> bool:
             _say(seed, arms[name])
     print(f"\nprograms: {TRAIN * FIRST} rollouts of {TRAIN} tasks a seed, and {RETRIES} of each that none solved")
     table(arms)
-    met = [gain("programs, STaR, errors", arms, "rejection", "STaR, errors")]
-    return all([*met, *(gain(f"programs, {name}", arms, "GRPO", name) for name in FILES)])
+    met = [gain(f"programs, {name}", arms, "rejection", name) for name in ("STaR, errors", *FILES)]
+    met += [gain(f"programs, {name}", arms, "GRPO", name) for name in FILES]
+    return all(met)
 
 
 def coding(seed: int, folder: Path) -> Setting:

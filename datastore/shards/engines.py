@@ -37,9 +37,10 @@ def engine_of(given: ShardEngine | str | Mapping[str, Any] | None) -> ShardEngin
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "engine"
+        reason = first["msg"].removeprefix("Value error, ")
         raise StoreError(
-            f"engine {given!r}: {field}: {first['msg']}; name a type (here, processes, ray, slurm, prefect), or as in "
-            "a pipeline {type: ray, workers: 8}"
+            f"engine {given!r}: {field}: {reason}; name a type (here, processes, ray, slurm, prefect), or as in a "
+            "pipeline {type: ray, workers: 8} or {type: prefect, pool: NAME}"
         ) from None
     return engine if engine.type else engine.model_copy(update={"type": "processes"})
 

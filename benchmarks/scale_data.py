@@ -140,8 +140,8 @@ def end_to_end() -> None:
         report("ids that differ with two processes", len(set(ids) ^ set(again)), 0, "ids", digits=0)
         report("CPU seconds with two processes, of those of one", both / first, 1.25, "times")
         load = os.getloadavg()[0]
-        judged = "" if load < 1.5 else f", not judged: the load is {load:.1f}"
-        print(f"  wall {wall_2:.1f} s in place of {wall:.1f} s, times {wall / wall_2:.2f} (target 1.8{judged})")
+        note = "" if load < 1.5 else f", not judged: the load is {load:.1f}"
+        print(f"  wall {wall_2:.1f} s in place of {wall:.1f} s, times {wall / wall_2:.2f} (target 1.8{note})")
         for shards in (1, 7, 64):
             forget(buffer)
             again, _, _ = curated(buffer, ShardEngine(type="here", shards=shards))

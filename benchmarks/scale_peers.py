@@ -74,11 +74,15 @@ def datatrove() -> Peer:
     from datatrove.pipeline.readers import ParquetReader
     from datatrove.pipeline.writers import JsonlWriter
     from datatrove.utils.hashing import HashConfig
+    from datatrove.utils.text import TextNormConfig
 
     def kept(texts: Path, work: Path) -> set[int]:
         shutil.copy(texts, (work / "texts").mkdir() or work / "texts" / "texts.parquet")
         hashes = HashConfig(hash_fc="sha1")  # its default, xxhash, fails with xxhash 4
-        config = MinhashConfig(n_grams=NGRAM, num_buckets=BANDS, hashes_per_bucket=BAND_ROWS, hash_config=hashes)
+        words = TextNormConfig(norm_numbers=False)  # else all words of these rows, a letter and digits, are alike
+        config = MinhashConfig(
+            n_grams=NGRAM, num_buckets=BANDS, hashes_per_bucket=BAND_ROWS, hash_config=hashes, norm_config=words
+        )
         reader = ParquetReader(str(work / "texts"), text_key="text", id_key="id")
         signatures, buckets, removed = (str(work / name) for name in ("signatures", "buckets", "removed"))
         for number, (steps, tasks) in enumerate(
@@ -121,7 +125,8 @@ def main() -> None:
         before = cpu()
         ids = kept(texts, Path(folder))
         took = cpu() - before
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    status = Path("/proc/self/status").read_text()  # ru_maxrss would be that of the program which started this one
+    peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
     out.write_text(json.dumps({"kept": sorted(map(int, ids)), "cpu_s": took, "peak_mb": peak}))
 
 

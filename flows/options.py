@@ -37,6 +37,10 @@ TurnTokens = Annotated[int | None, typer.Option(min=1, help="Sampled tokens in o
 Host = Annotated[str, typer.Option(help="Address to listen at; one that others reach needs more, see the docs")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done; change nothing")]
+ShardsBy = Annotated[
+    str | None,
+    typer.Option("--shard-engine", help="What runs parts: processes, ray, slurm, or {type: prefect, pool: NAME, ...}"),
+]
 
 # pipelines
 File = Annotated[str, typer.Argument(help="A pipeline file, or the name of one in the library, e.g. quickstart")]

@@ -276,20 +276,25 @@ def _phones(text: str, regions: list[str | None]) -> Iterator[Detection]:
     import phonenumbers
 
     for candidate in _PHONE_LIKE.finditer(text):
-        written = candidate[0].strip()
+        written = candidate[0]
+        while written.startswith("+") and sum(map(str.isdigit, written)) > MOST_DIGITS and _LAST_GROUP.search(written):
+            written = _LAST_GROUP.sub("", written)  # another number that stands behind it
         separators = sum(not character.isdigit() for character in written)
         national = _TRUNK.fullmatch(written) or (separators >= 2 and not _DATE.search(written))
         if not written.startswith("+") and not national:
             continue
-        if not 7 <= len(written) - separators <= 15:
+        if not 7 <= len(written) - separators <= MOST_DIGITS:
             continue
         for region in regions if not written.startswith("+") else regions[:1]:
-            match = next(iter(phonenumbers.PhoneNumberMatcher(candidate[0], region)), None)
+            match = next(iter(phonenumbers.PhoneNumberMatcher(written, region)), None)
             if match is not None and sum(not character.isdigit() for character in match.raw_string) >= 1:
                 yield Detection(candidate.start() + match.start, candidate.start() + match.end, "PHONE")
                 break
 
 
+MOST_DIGITS = 15
+"""Of a phone number, by E.164."""
+_LAST_GROUP = re.compile(r"[). -]+\d+$")
 _TRUNK = re.compile(r"0\d{2,4}[ -]\d{5,8}")
 """An area with the 0 before it, and the number, as in 07911 123456."""
 _PHONE_LIKE = re.compile(r"(?<![\w/#$.+-])(?:\+\d|\(\d|\d)[\d(). -]{6,20}\d(?![\w.-]?\d)")

@@ -7,7 +7,7 @@ import typer
 
 from agentrl.flows.commands._common import fail, open_buffer, print_rows
 from agentrl.flows.commands.buffer_read import version
-from agentrl.flows.options import At, Best, DryRun, Embedder, Json, Name, Rows, Seed, Store, Where, command
+from agentrl.flows.options import At, Best, DryRun, Embedder, Json, Name, Rows, Seed, ShardsBy, Store, Where, command
 from agentrl.flows.terminal import console, say, say_json
 from agentrl.schemas.installation import install_hint
 
@@ -85,9 +85,7 @@ def index(
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Start over; the embedder of the buffer's own words is fitted anew")
     ] = False,
-    shard_engine: Annotated[
-        str | None, typer.Option(help="What embeds: processes, ray, slurm, or {type: ray, gpus: 1, ...}; default: here")
-    ] = None,
+    shard_engine: ShardsBy = None,
     as_json: Json = False,
 ) -> None:
     """Bring the search index up to date: only prompts that are new are embedded. If the extra minilm is installed, by

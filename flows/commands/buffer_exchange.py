@@ -16,6 +16,7 @@ from agentrl.flows.options import (
     OnSecrets,
     Replace,
     Rows,
+    ShardsBy,
     SplitOfAll,
     Store,
     command,
@@ -53,9 +54,7 @@ def import_(
         bool, typer.Option("--prompts", help="Take records of chat without any assistant message too")
     ] = False,
     max_record_mb: Annotated[float, typer.Option(help="Records that take more are refused; see --quarantine")] = 64,
-    shard_engine: Annotated[
-        str | None, typer.Option(help="What reads them: processes, ray, slurm, or {type: prefect, pool: NAME, ...}")
-    ] = None,
+    shard_engine: ShardsBy = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

@@ -58,6 +58,7 @@ def detected(text: str) -> list[tuple[str, str]]:
         ("mpetrov@gpu-7:~/run$ ls", "USER", "mpetrov"),
         ("C:\\Users\\mpetrov\\x", "USER", "mpetrov"),
         ("Author: Marta Petrov <x@y.org>", "NAME", "Marta Petrov"),
+        ("call +49 30 90182055 0000", "PHONE", "+49 30 90182055"),
     ],
 )
 def test_a_secret_is_found_by_its_kind(text: str, kind: str, secret: str | None) -> None:

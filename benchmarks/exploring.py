@@ -6,19 +6,17 @@
 """
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import replace
 from random import Random
-from typing import Any
 
-from arms import SMALL, Arm, Solved, Spent, gain, measured, table
+from arms import SMALL, Arm, Spent, gain, table
 from courses import COURSES
 from methods import (
     ITERATIONS,
     SAMPLES,
     SPLIT,
     TASKS,
-    Setting,
     curated,
     judged,
     of_rollouts,
@@ -100,25 +98,11 @@ def thinking() -> bool:
     arms = {name: Arm(name) for name in ("warm", "warm, ended", "GRPO", "GRPO, ended")}
     for seed, folder in seeds("thinking", arms):
         setting = prepared("words, rambling", seed, folder)
-        for name, explored in (("", {}), (", ended", ENDED)):
-            arms[f"warm{name}"].add(_judged(setting, setting.warm, explored), Spent())
-            more = {"explore": explored} if explored else {}
+        for name, more in (("", {}), (", ended", {"explore": ENDED})):
+            arms[f"warm{name}"].add(judged(setting, setting.warm, **more), Spent())
             model, spent, _ = online(setting, **more)
-            arms[f"GRPO{name}"].add(_judged(setting, model, explored), spent)
+            arms[f"GRPO{name}"].add(judged(setting, model, **more), spent)
     print("\nthinking, words with a demonstrator that rambles")
     table(arms)
     gain("thinking, words, the warm policy", arms, "warm", "warm, ended")
     return gain("thinking, words", arms, "GRPO", "GRPO, ended")
-
-
-def _judged(setting: Setting, model: Any, explored: Mapping[str, Any]) -> Solved:
-    """What a policy solves whose reasoning is ended by these settings, if there are any."""
-    from agentrl.pipelines.stages.trajectories import sample
-
-    def play(tasks: Any, temperature: float) -> dict[str, float]:
-        config = {"samples": 1, "sampling": {"temperature": temperature}, "explore": explored or {}}
-        rows = setting.harness.run(sample, config, model=model, tasks=tasks)["trajectories"]
-        outcomes = rows.table(["task_id", "success"]).to_pylist()
-        return {row["task_id"]: float(bool(row["success"])) for row in outcomes}
-
-    return measured(play, setting.dev, setting.judged)

@@ -148,12 +148,12 @@ def prepared(env: str, seed: int, folder: Path) -> Setting:
     return imitated("warm", env, harness, tasks, [shown])
 
 
-def judged(setting: Setting, model: Any) -> Solved:
-    """What a policy solves, of one rollout of each task."""
+def judged(setting: Setting, model: Any, **more: Any) -> Solved:
+    """What a policy solves, of one rollout of each task, by ``more`` settings of ``trajectories.sample``."""
     from agentrl.pipelines.stages.trajectories import sample
 
     def play(tasks: Any, temperature: float) -> dict[str, float]:
-        config = {"samples": 1, "sampling": {"temperature": temperature}}
+        config = {"samples": 1, "sampling": {"temperature": temperature}, **more}
         made = setting.harness.run(sample, config, model=model, tasks=tasks)
         rows = made["trajectories"].table(["task_id", "success"]).to_pylist()
         return {row["task_id"]: float(row["success"]) for row in rows}

@@ -42,8 +42,6 @@ LOCK = "locks/import.lock"
 CheckTokens = Callable[[Trajectory], str | None]
 """What is wrong with a row's tokens, None if nothing is."""
 
-"""How work is divided within a block, by a name for it and a folder that survives a kill."""
-
 
 @dataclass(frozen=True)
 class _File:

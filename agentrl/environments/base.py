@@ -165,6 +165,10 @@ class Demonstrator(Protocol):
         ...
 
 
+class NoTaskError(ValueError):
+    """A text that somebody proposes is no task. The message is a word for why, by which stages count it."""
+
+
 class Advised(Protocol):
     """An episode that knows what an expert would do next, from wherever it is."""
 

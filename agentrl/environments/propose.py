@@ -17,13 +17,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrl.environments.base import MAX_STEPS, Episode, Score, Step
+from agentrl.environments.base import MAX_STEPS, Episode, NoTaskError, Score, Step
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, RewardComponent, Role
 
 
 class ProposeEpisode:
-    """One proposal. ``made`` in its state is the task that became of it, None if it is no task."""
+    """One proposal. ``made`` in its state is the task that became of it, None if it is no task; ``why`` says why, if
+    the other environment does."""
 
     def __init__(self, environment: "Propose", task: Task) -> None:
         self.environment, self.task = environment, task
@@ -42,8 +43,12 @@ class ProposeEpisode:
         return Step(done=True)
 
     async def score(self) -> Score:
-        made = await self.environment.made(self.text, self.task) if self.text else None
-        state = {"proposal": self.text, "made": made and made.model_dump()}
+        made, why = None, ""
+        try:
+            made = await self.environment.made(self.text, self.task) if self.text else None
+        except NoTaskError as error:
+            why = str(error)
+        state = {"proposal": self.text, "made": made and made.model_dump(), **({"why": why} if why else {})}
         return Score(made is not None, (RewardComponent(name="valid", value=float(made is not None)),), state)
 
     async def close(self) -> None:
@@ -97,7 +102,8 @@ class Propose:
     async def made(self, text: str, task: Task) -> Task | None:
         """The task that a text becomes, of the split of the tasks that were shown; None if it is none.
 
-        Raises TypeError if the other environment returns something else.
+        Raises NoTaskError if it is none and the other environment says why, and TypeError if that returns something
+        else.
         """
         like, *_ = shown_by(task)
         made = self.other.proposed(text, like, Random(f"{task.task_id} {text}"))
@@ -115,10 +121,11 @@ class Propose:
 
     def demonstrate(self, task: Task, noise: float, random: Random) -> Generator[Message, list[Message], None]:
         """A variant of a task that is shown, by ``vary`` of the other environment; with probability ``noise`` that task
-        itself, which is nothing new. With ``tools`` it is what the other environment's ``demonstrate_proposal`` says,
-        if it has that."""
-        if self.tools and hasattr(self.other, "demonstrate_proposal"):
-            yield from self.other.demonstrate_proposal(shown_by(task)[0], noise, random)
+        itself, which is nothing new. With ``tools``, or if its tasks have none, it is what the other environment's
+        ``demonstrate_proposal`` says, if it has that."""
+        first = shown_by(task)[0]
+        if hasattr(self.other, "demonstrate_proposal") and (self.tools or first.tools == "[]"):
+            yield from self.other.demonstrate_proposal(first, noise, random)
             return
         if not hasattr(self.other, "vary") or hasattr(self.other, "proposal"):
             raise ValueError(f"env {self.env!r} makes no variants whose prompts are proposals; nobody can demonstrate")

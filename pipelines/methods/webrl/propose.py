@@ -15,6 +15,7 @@ from pydantic import Field
 
 from agentrl.engines.blocking import blocking
 from agentrl.engines.seeds import stream
+from agentrl.environments.base import NoTaskError
 from agentrl.pipelines.handles import Table, Tasks
 from agentrl.pipelines.parts.common import count, environment, secrets_of, warn_of_error
 from agentrl.pipelines.parts.measured_tasks import MeasuredTasks, refuse_measured_tasks
@@ -131,6 +132,10 @@ class Gate:
         try:
             made = self._environments[like.env].proposed(text, like, random)
             task = await made if isawaitable(made) else made
+        except NoTaskError as error:
+            refused = f"not_a_task_{error}"
+            self.proposals.append({"text": text, "task_id": None, "refused": refused})
+            return refused
         except Exception as error:  # of the environment, at a text that it did not expect
             self.error = self.error or "".join(traceback.format_exception(error))
             self.proposals.append({"text": text, "task_id": None, "refused": "env_error"})

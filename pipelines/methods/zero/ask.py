@@ -78,7 +78,7 @@ def from_proposals(
     for row in rows:
         task = made[row.trajectory_id]
         if task is None:
-            why = "not_a_task" if row.reward is not None else str(row.termination)
+            why = refusal(row) if row.reward is not None else str(row.termination)
         elif task.prompt in {shown.prompt for shown in shown_by(known.of(row))}:
             why = "shown"
         else:
@@ -94,6 +94,12 @@ def from_proposals(
 def named(task: Task) -> tuple[str, str]:
     """What two proposals of the same task have in common: its environment and its prompt."""
     return task.env, task.prompt
+
+
+def refusal(row: Trajectory) -> str:
+    """``not_a_task``, and why, if the environment of the proposal said it."""
+    why = json.loads(row.final_state).get("why")
+    return f"not_a_task_{why}" if why else "not_a_task"
 
 
 def made_by(row: Trajectory) -> Task | None:

@@ -21,6 +21,7 @@ ENVIRONMENTS = {
     "minigrid": "agentrl.environments.adapters.minigrid:MiniGrid",
     "office": "agentrl.environments.office.environment:Office",
     "openenv": "agentrl.environments.adapters.openenv:OpenEnvironment",
+    "program_io": "agentrl.environments.program_io.environment:ProgramIO",
     "predict": "agentrl.environments.predict:Predict",
     "propose": "agentrl.environments.propose:Propose",
     "reasoning_gym": "agentrl.environments.adapters.reasoning_gym:ReasoningGym",

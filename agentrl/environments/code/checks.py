@@ -2,7 +2,7 @@
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -81,17 +81,23 @@ sys.exit(bool(failed))
 ``test_*.py``, and prints what failed."""
 
 
+async def made_calls(sandbox: Sandbox, workspace: Workspace, calls: Sequence[tuple[str, str, list[Any]]]) -> Ran:
+    """A run that makes some calls: module, function, arguments. It prints a line for each that came back: the result as
+    Python writes it, ``raised``, or ``uncompiled``."""
+    return await _run(sandbox, workspace, CALLS_ALONE, calls)
+
+
 async def right_calls(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> tuple[dict[str, bool], Execution]:
     """Which calls of a workspace's functions give the right result, and how the program fared. The sandbox is told the
     arguments alone, so no code in it can read the results or claim to be right: what it prints is compared here."""
-    return _compared((await _run(sandbox, workspace, CALLS_ALONE, calls)).stdout, calls)
+    return _compared((await made_calls(sandbox, workspace, _asked(calls))).stdout, calls)
 
 
 async def visible_tests(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> tuple[str, dict[str, bool], Execution]:
     """What the tests in the workspace say, for the policy to read; which calls give the right result; and how the
     program fared. The policy may have edited the tests, which does not change the calls."""
     word = secrets.token_hex(8)
-    ran = await _run(sandbox, workspace, RUN_TESTS, calls, word)
+    ran = await _run(sandbox, workspace, RUN_TESTS, _asked(calls), word)
     made, _, printed = ran.stdout.partition(f"{word}\n".encode())
     return told(replace(ran, stdout=printed)), *_compared(made, calls)
 
@@ -139,9 +145,14 @@ async def syntax_match(sandbox: Sandbox, ours: Mapping[str, str], right: Mapping
     return shared / total if total else 1.0
 
 
-async def _run(sandbox: Sandbox, workspace: Workspace, script: str, calls: Calls, *arguments: str) -> Ran:
-    asked = repr([check[:3] for check in calls.values()])
-    files = {"check/run.py": script.encode(), "check/calls": asked.encode()} | workspace.encoded("repository/")
+def _asked(calls: Calls) -> list[tuple[str, str, list[Any]]]:
+    return [(module, name, arguments) for module, name, arguments, _ in calls.values()]
+
+
+async def _run(
+    sandbox: Sandbox, workspace: Workspace, script: str, calls: Sequence[tuple[str, str, list[Any]]], *arguments: str
+) -> Ran:
+    files = {"check/run.py": script.encode(), "check/calls": repr(calls).encode()} | workspace.encoded("repository/")
     return await sandbox.run([sandbox.python, "-I", "-S", "check/run.py", *arguments], files)
 
 

@@ -70,9 +70,9 @@ class ProgramStep:
         return function(self.right)(values)
 
 
-def draw_steps(number: int, random: Random) -> list[ProgramStep]:
+def draw_steps(number: int, random: Random, kinds: Sequence[StepKind] = KINDS) -> list[ProgramStep]:
     """Steps of different kinds, without bugs."""
-    return [_operation(kind, random) for kind in random.sample(KINDS, number)]
+    return [_operation(kind, random) for kind in random.sample(kinds, number)]
 
 
 def _operation(kind: StepKind, random: Random) -> ProgramStep:
@@ -100,6 +100,11 @@ def run(steps: Sequence[ProgramStep], values: Values, written: bool = False) -> 
     for step in steps:
         values = function(step.written if written else step.right)(values)
     return values
+
+
+def function_body(steps: Sequence[ProgramStep]) -> str:
+    """The steps as the lines of a function of ``values``."""
+    return "".join(f"    values = {step.written}\n" for step in steps[:-1]) + f"    return {steps[-1].written}\n"
 
 
 def draw_values(random: Random) -> Values:

@@ -12,6 +12,7 @@ from agentrl.environments.code.programs import (
     call,
     draw_steps,
     draw_values,
+    function_body,
     run,
     sentence,
     with_bug,
@@ -61,11 +62,14 @@ def _function(steps: Sequence[ProgramStep], inputs: Sequence[Values], random: Ra
     """A function to write."""
     name, words = f"{random.choice(VERBS)}_{random.choice(NOUNS)}", sentence(steps)
     head = f'def {name}(values):\n    """{words}."""\n'
-    body = "".join(f"    values = {step.written}\n" for step in steps[:-1]) + f"    return {steps[-1].written}\n"
     files = {"main.py": f"{head}{STUB}\n", "test_main.py": _tests(name, steps, inputs[:VISIBLE])}
     calls = [["main", name, [values], run(steps, values)] for values in inputs[VISIBLE:]]
     prompt = f"In main.py, write {name}(values): {words}."
-    return Draft(prompt, {"main.py": head + body}, {"files": files, **_named(name, steps, inputs[:VISIBLE], calls, [])})
+    return Draft(
+        prompt,
+        {"main.py": head + function_body(steps)},
+        {"files": files, **_named(name, steps, inputs[:VISIBLE], calls, [])},
+    )
 
 
 def _bugs(level: Recipe, steps: list[ProgramStep], inputs: list[Values], random: Random) -> Draft | None:

@@ -56,6 +56,16 @@ def test_each_proposal_becomes_a_task_or_is_refused_for_one_reason(harness: Harn
     assert '"go"' in prompt, "the tools are shown"
 
 
+def test_an_environment_may_say_why_a_proposal_is_no_task(harness: Harness) -> None:
+    texts = ["def f(n):\n    return n + 1\nf(1)", "def f(n):\n    return open(n)\nf(1)", "f(1)"]
+    with judging(lambda asked: json.dumps({"tasks": texts})) as server:
+        config = {"by": {"engines": [server.engine]}, "requests": 1, "shown": 5}
+        made = harness.run(propose, config, **wired(harness, drawn('program_io{"kinds": ["deduction"]}')))
+    refused = [row["refused"] for row in made["proposals"].table().to_pylist()]
+    assert refused == [None, "not_a_task_forbidden", "not_a_task_form"]
+    assert {"tasks": 1, "not_a_task_forbidden": 1, "not_a_task_form": 1}.items() <= made.metrics.items()
+
+
 def test_models_are_asked_in_turn_until_there_are_tasks_enough(harness: Harness) -> None:
     names = load_environment("rooms").house.names  # type: ignore[attr-defined]
     pairs = iter([f"{a} to {b}?" for a in names for b in names if a != b])

@@ -2,19 +2,28 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
+from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.engines.blocking import blocking
 from agentrl.environments import load_environment
 from agentrl.environments.propose import Propose, shown_by
+from agentrl.pipelines.file.document import LIBRARY, METHODS
+from agentrl.pipelines.file.load import load
 from agentrl.pipelines.handles import Tasks
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.methods.zero.ask import from_proposals, made_by, to_propose
 from agentrl.pipelines.methods.zero.judge import judge
 from agentrl.pipelines.methods.zero.rewards import AbsoluteZero, RZero, distances, shares_of_clusters
+from agentrl.pipelines.plan.plan import make_plan
 from agentrl.pipelines.stages.train import offline, sft
 from agentrl.pipelines.stages.trajectories import sample, synthesize
 from agentrl.rollouts.demonstrations import demonstrate
@@ -224,6 +233,68 @@ def test_a_function_is_a_task_if_its_solution_passes_in_the_sandbox(harness: Har
     assert wrong is None
     with pytest.raises(ValueError, match="makes no variants whose prompts are proposals"):
         demonstrate(environment, asked, 0.0, 0, "d")
+
+
+def of_kind(kind: str, split: str = "train") -> Task:
+    return load_environment(f'program_io{{"kinds": ["{kind}"], "levels": [1]}}').tasks({split: 1}, 0)[split][0]
+
+
+@pytest.mark.parametrize("kind", ["deduction", "abduction"])
+def test_a_program_with_an_input_becomes_a_task_or_is_refused_for_a_reason(harness: Harness, kind: str) -> None:
+    program, held = "def f(values):\n    return values * 2", of_kind("induction", "heldout")
+    theirs = json.loads(held.metadata)["program"].replace("values", "xs")
+    refused = [
+        "def f(n): return id([])\nf(1)",
+        f"{program}\nf(1 + 1)",
+        "f",
+        theirs + "\nf({'a': 1, 'b': 2, 'c': 3, 'd': 4, 'e': 5})",
+    ]
+    [asked] = asked_for(harness, [of_kind(kind)], n=1)
+    assert "\nReply with a Python function f" in asked.prompt
+    rows = harness.trajectories(saying(harness, asked, [f"{program}\nf([1])", *refused]))
+    made = harness.run(from_proposals, trajectories=[rows], heldout=[harness.tasks([held])])
+    [task] = made["tasks"].read()
+    assert task.prompt.startswith(f"{program}\nf({'[1]' if kind == 'deduction' else '?'}) == ")
+    counts = {"not_a_task_form": 2, "not_a_task_not_deterministic": 1, "heldout_goal": 1}
+    assert made.metrics == {"proposals": 5, "tasks": 1, **counts}
+    environment = load_environment(asked.env)
+    assert demonstrate(environment, asked, 0.0, 0, "d").success
+    copied = demonstrate(environment, asked, 1.0, 0, "d").messages[-1].content
+    assert copied.startswith(json.loads(shown_by(asked)[0].metadata)["program"])
+
+
+def of_programs(folder: Path, changes: dict[str, Any]) -> Path:
+    """The pipeline file of the page about programs, inputs and outputs, with changes of settings."""
+    page = (METHODS / "zero/README.md").read_text().partition("## Programs, inputs and outputs")[2]
+    stages = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    for stage, settings in changes.items():
+        stages.setdefault(stage, {}).setdefault("with", {}).update(settings)
+    file = folder / "programs.yaml"
+    file.write_text(yaml.safe_dump({"name": "programs", "extends": "methods/zero", "stages": stages}))
+    return file
+
+
+def test_the_file_about_programs_is_planned_whole(tmp_path: Path) -> None:
+    plan = make_plan(load(str(of_programs(tmp_path, {}))), Catalog(str(tmp_path / "store")), str(tmp_path / "store"))
+    assert len(plan.to_run) == len(plan.steps) > 20
+
+
+@pytest.mark.slow
+def test_the_file_about_programs_runs_from_end_to_end(tmp_path: Path) -> None:
+    small = {"tasks": {"train": 12, "dev": 4, "heldout": 4}, "begin": {"n": 12}, "warm": {"steps": 60, "batch": 16}}
+    file, store = of_programs(tmp_path, small), str(tmp_path / "store")
+    rounds = ["rounds.repeat=1", "rounds.stages.asked.with.n=6", "rounds.stages.solutions.with.samples=2"]
+    changes = [part for change in rounds for part in ("--set", f"stages.{change}")]
+    command = [sys.executable, "-m", "agentrl.flows.cli", "run", str(file), "--no-prefect", "--store", store, "--json"]
+    env = {**os.environ, "PYTHONPATH": str(LIBRARY.parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *changes], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    stages = json.loads(done.stdout)["stages"]
+    proposed = next(stage["metrics"] for name, stage in stages.items() if name.startswith("proposed"))
+    assert proposed["proposals"] == 24
+    assert sum(number for name, number in proposed.items() if name != "proposals") == 24, (
+        "a task, or refused for a reason"
+    )
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@ alone, never on their order, on other buckets, or on how work is divided."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -11,16 +10,17 @@ from agentrl.datastore.curation.sketches import VALUES, equal_values
 
 CROWDED = 32
 """Rows of a bucket of which all pairs are estimated. In a larger one each row is estimated against the LEADERS that
-rank best, and against the NEIGHBOURS on either side of it in the order of the sketches' values."""
-LEADERS = 16
-NEIGHBOURS = 4
-ORDERED = 24
+rank best, and against the NEIGHBOURS on either side of it in the order of the sketches' values. Rows of a crowd mostly
+share several crowded buckets, so few of each suffice."""
+LEADERS = 4
+NEIGHBOURS = 2
+ORDERED = 16
 """Values of a sketch by which the rows of a crowded bucket are ordered, twice: from the first value, and the middle."""
 COMPARED = 8
 """Better rows that a row is compared with at most: those of the highest estimates. A row that may resemble one more
 surely is compared with the best of these too."""
 
-AT_ONCE = 2**11
+AT_ONCE = 2**12
 """Pairs of sketches that are compared at once: they fit a cache of the processor."""
 BITS = 28
 """Of the number of a row. As many rows can be compared at once."""
@@ -31,19 +31,37 @@ PAIR = np.dtype([("row", np.uint32), ("better", np.uint32)])
 
 @dataclass(frozen=True)
 class Entries:
-    """Rows that share a bucket, bucket by bucket, and in each from best to worst: the number of the bucket and of the
-    row, int64 [entries], the lower the better; the low bytes of the row's sketch, uint8 [entries, VALUES]; and the
-    sizes of its sets, uint32 [entries, parts]."""
+    """Rows that share a bucket, bucket by bucket, and in each from best to worst: the key of the bucket and the number
+    of the row, uint64 [entries], the lower the better; the low bytes of the row's sketch, uint8 [entries, VALUES]; and
+    the sizes of its sets, uint32 [entries, parts]."""
 
-    bucket: np.ndarray
-    number: np.ndarray
+    keys: np.ndarray
+    numbers: np.ndarray
     marks: np.ndarray
     sizes: np.ndarray
 
-    def __getitem__(self, chosen: Any) -> "Entries":
-        if isinstance(chosen, slice):
-            return Entries(self.bucket[chosen], self.number[chosen], self.marks[chosen], self.sizes[chosen])
-        return Entries(*(values.take(chosen, 0) for values in (self.bucket, self.number, self.marks, self.sizes)))
+
+def filed(keys: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The entries of rows [rows] under keys, uint64 [rows, keys], packed: the high bits of the key, which name a
+    bucket, and the number of the row. Sorted they are bucket by bucket, and in each from best to worst. Two keys have
+    the same high bits with a chance of 2^-36; their rows are estimated in vain."""
+    return keys & np.uint64(2**64 - 2**BITS) | rows[:, None]
+
+
+def slice_of(entries: np.ndarray, part: int, parts: int) -> slice:
+    """Where the entries of a part of all keys are, in sorted ones. No bucket is in two parts."""
+    limits = [np.uint64(-(-(number << 32) // parts) << 32) for number in (part, part + 1) if number < parts]
+    return slice(*np.searchsorted(entries, limits), *([len(entries)] if part + 1 == parts else []))
+
+
+def shared(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The keys and the numbers of those in a bucket of two rows or more, bucket by bucket; ``entries`` are sorted in
+    place."""
+    entries.sort(kind="stable")  # which merges runs that are sorted
+    key = entries >> np.uint64(BITS)
+    alike = np.concatenate([key[1:] == key[:-1], [False]])
+    alike[1:] |= alike[:-1].copy()
+    return key[alike], entries[alike] & np.uint64(2**BITS - 1)
 
 
 def least_equal(threshold: float) -> int:
@@ -53,46 +71,39 @@ def least_equal(threshold: float) -> int:
 
 def bucket_pairs(entries: Entries, threshold: float) -> Iterator[np.ndarray]:
     """The pairs of rows of a bucket that may resemble each other, packed; of a crowded one some of all pairs."""
-    first, ends = buckets(entries.bucket)
+    for places, others in _pairs(entries):
+        for start in range(0, len(places), AT_ONCE):
+            yield near(entries, places[start : start + AT_ONCE], others[start : start + AT_ONCE], threshold)
+
+
+def _pairs(entries: Entries) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Places of entries, and of better ones of their buckets."""
+    first, ends = buckets(entries.keys)
     sizes = ends - first
-    for size in np.unique(sizes[sizes <= CROWDED]).tolist():
-        starts, (own, other) = first[sizes == size], np.tril_indices(size, -1)
-        some = max(1, AT_ONCE // len(own))
-        for start in range(0, len(starts), some):
-            begin = starts[start : start + some, None]
-            yield near(entries[(begin + own).ravel()], entries[(begin + other).ravel()], threshold)
-    crowded = np.repeat(sizes > CROWDED, sizes)
-    if crowded.any():
-        yield from _crowd_pairs(entries if crowded.all() else entries[np.flatnonzero(crowded)], threshold)
+    for size in np.unique(np.minimum(sizes, CROWDED + 1)).tolist():
+        begin = first[sizes == size if size <= CROWDED else sizes > CROWDED, None]
+        own, other = np.tril_indices(size if size <= CROWDED else LEADERS, -1)
+        step = max(1, AT_ONCE // len(own))
+        for start in range(0, len(begin), step):
+            yield (begin[start : start + step] + own).ravel(), (begin[start : start + step] + other).ravel()
+    if (sizes > CROWDED).any():
+        starts = np.repeat(np.where(sizes > CROWDED, first, len(entries.keys)), sizes)
+        yield from _crowd_pairs(entries, starts)
 
 
-def _crowd_pairs(entries: Entries, threshold: float) -> Iterator[np.ndarray]:
+def _crowd_pairs(entries: Entries, starts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Of crowded buckets each row with those that rank best, and with its neighbours."""
-    first, ends = buckets(entries.bucket)
-    leaders, some = np.repeat(first, ends - first)[:, None] + np.arange(LEADERS), AT_ONCE // LEADERS
-    for start in range(0, len(leaders), some):
-        rows = np.repeat(np.arange(start, min(start + some, len(leaders))), LEADERS)
-        yield near(entries[rows], entries[leaders[start : start + some].ravel()], threshold)
+    places = np.flatnonzero(np.arange(len(starts)) >= starts + LEADERS)
+    yield np.repeat(places, LEADERS), (starts[places, None] + np.arange(LEADERS)).ravel()
+    places = np.flatnonzero(starts < len(starts))
     for column in (0, VALUES // 2):  # rows that are apart in one order may be neighbours in the other
-        values = np.ascontiguousarray(entries.marks[:, column : column + ORDERED]).view(">u8").astype(np.uint64)
-        order = np.lexsort((*values.T[::-1], entries.bucket))
-        for start in range(0, len(order), AT_ONCE):
-            part = entries[order[max(0, start - NEIGHBOURS) : start + AT_ONCE]]
-            for after in range(1, NEIGHBOURS + 1):
-                yield near(part[after:], part[:-after], threshold)
-
-
-def sorting(keys: np.ndarray) -> np.ndarray:
-    """Places of random uint64 keys in an order that brings equal ones together. Keys are sorted with their places in
-    one number, which takes half the time of sorting places; a few high bits of the keys give way to them."""
-    bits = np.uint64(len(keys).bit_length())
-    both = keys << bits | np.arange(len(keys), dtype=np.uint64)
-    both.sort()
-    order = both & ((np.uint64(1) << bits) - np.uint64(1))
-    alike, ordered = both[1:] >> bits == both[:-1] >> bits, keys[order]
-    if (alike & (ordered[1:] != ordered[:-1])).any():  # in those high bits alone
-        return np.argsort(keys, kind="stable")
-    return order
+        marks = entries.marks[:, column : column + ORDERED].take(places, 0)
+        order = places[np.lexsort((*marks.view(">u8").astype(np.uint64).T[::-1], starts[places]))]
+        for after in range(1, NEIGHBOURS + 1):
+            own, other = order[after:], order[:-after]
+            alike = starts[own] == starts[other]
+            own, other = own[alike], other[alike]
+            yield np.maximum(own, other), np.minimum(own, other)
 
 
 def buckets(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -101,23 +112,22 @@ def buckets(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([[0], edges])[: len(keys)], np.concatenate([edges, [len(keys)]])[-len(edges) - 1 :]
 
 
-def near(rows: Entries, others: Entries, threshold: float) -> np.ndarray:
-    """Of pairs of entries, packed, those of one bucket that may resemble each other, by estimate and by the sizes of
-    their sets."""
-    equal = equal_values(rows.marks, others.marks)
-    likely = (equal >= least_equal(threshold)) & (rows.bucket == others.bucket) & (rows.number != others.number)
-    for size, other in zip(rows.sizes.T, others.sizes.T, strict=True):
-        likely &= np.minimum(size, other) >= threshold * np.maximum(size, other)
+def near(entries: Entries, places: np.ndarray, others: np.ndarray, threshold: float) -> np.ndarray:
+    """Of pairs of entries, each with a better one, packed, those that may resemble each other, by estimate and by the
+    sizes of their sets."""
+    equal = equal_values(entries.marks.take(places, 0), entries.marks.take(others, 0))
+    likely = equal >= least_equal(threshold)
+    for size in entries.sizes.T:
+        own, other = size.take(places), size.take(others)
+        likely &= np.minimum(own, other) >= threshold * np.maximum(own, other)
     chosen = np.flatnonzero(likely)
-    own, other = rows.number[chosen], others.number[chosen]
-    return packed(np.maximum(own, other), np.minimum(own, other), equal[chosen])
+    return packed(entries.numbers.take(places[chosen]), entries.numbers.take(others[chosen]), equal[chosen])
 
 
 def packed(row: np.ndarray, better: np.ndarray, equal: np.ndarray) -> np.ndarray:
     """Pairs as numbers, uint64, that are sorted by row, by closeness, and by the better row. To sort numbers takes a
     third of the time of sorting their places."""
-    apart = np.uint64(VALUES) - equal.astype(np.uint64)
-    return ((row.astype(np.uint64) << np.uint64(8) | apart) << np.uint64(BITS)) | better.astype(np.uint64)
+    return (row << np.uint64(8) | (np.uint64(VALUES) - equal)) << np.uint64(BITS) | better
 
 
 def unpacked(pairs: np.ndarray) -> np.ndarray:

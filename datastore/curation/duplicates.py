@@ -6,7 +6,6 @@ gives depends on the rows alone, so it does not matter how rows and keys are div
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,9 @@ from agentrl.datastore.curation.candidates import (
     BITS,
     Entries,
     bucket_pairs,
-    buckets,
-    sorting,
+    filed,
+    shared,
+    slice_of,
     unpacked,
     worth_it,
 )
@@ -30,7 +30,7 @@ from agentrl.datastore.curation.sketches import VALUES, band_keys, bands
 from agentrl.datastore.curation.text import Part
 from agentrl.datastore.curation.verification import possible, similarities
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.shards.shard import Shard, digest_of, finished, save_array
+from agentrl.datastore.shards.shard import Shard, digest_of, save_array
 
 if TYPE_CHECKING:
     import polars as pl
@@ -93,10 +93,10 @@ def candidates(evidence: Evidence, scopes: np.ndarray, threshold: float, divided
     given = (array for piece in evidence.pieces for array in (piece.file, piece.start, piece.places, piece.numbers))
     folder = divided.work / f"near-{digest_of(evidence.kernel.name, threshold, parts, size, scopes, *given)}"
     groups = _groups([len(piece.places) for piece in evidence.pieces], size)
-    keyed = [folder / f"keys-{number}.arrow" for number in range(len(groups))]
+    keyed = [folder / f"keys-{number}.npy" for number in range(len(groups))]
     divided.run(
         [
-            Shard(f"bands of pieces from {group.start}", f"{__name__}:sketch", (some, own, shape, parts, path))
+            Shard(f"bands of pieces from {group.start}", f"{__name__}:sketch", (some, own, shape, path))
             for group, path in zip(groups, keyed, strict=True)
             for pieces in [evidence.pieces[group]]
             for some, own in [(replace(evidence, pieces=pieces), [scopes[piece.numbers] for piece in pieces])]
@@ -110,7 +110,7 @@ def candidates(evidence: Evidence, scopes: np.ndarray, threshold: float, divided
     decided = [folder / f"pairs-{part}.npy" for part in range(parts)]
     divided.run(
         [
-            Shard(f"buckets of part {part}", f"{__name__}:decide", (where, keyed, part, threshold, path))
+            Shard(f"buckets of part {part}", f"{__name__}:decide", (where, keyed, (part, parts), threshold, path))
             for part, path in enumerate(decided)
             if not path.exists()
         ],
@@ -142,59 +142,38 @@ def _of_parts(paths: Sequence[Path], threshold: float) -> np.ndarray:
     return unpacked(worth_it(np.concatenate(held), threshold))
 
 
-def sketch(evidence: Evidence, scopes: Sequence[np.ndarray], shape: tuple[int, int], parts: int, path: Path) -> None:
-    """Write the keys of the bands of pieces' rows with the rows' numbers, one record batch for each part of the keys,
-    and beside them, row by row, the low bytes of sketches and the sizes of sets. A row without words has one key."""
-    marks, keys, rows = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+def sketch(evidence: Evidence, scopes: Sequence[np.ndarray], shape: tuple[int, int], path: Path) -> None:
+    """Write the entries of pieces' rows in buckets, one of each band, sorted, and beside them, row by row, the low
+    bytes of sketches and the sizes of sets. A row without words is in one bucket."""
+    marks, entries = list[np.ndarray](), list[np.ndarray]()
     for number, scope in enumerate(scopes):
         table, places = evidence.rows(number)
         sketched, sizes = _values(table, "sketch", places), _values(table, "sizes", places)
         mark = np.empty((len(places), VALUES + sizes[0].nbytes), np.uint8)
         mark[:, :VALUES], mark[:, VALUES:] = sketched, sizes.view(np.uint8)  # of a value its low byte
         marks.append(mark)
-        key = band_keys(sketched, scope, *shape)
-        row = np.broadcast_to(evidence.pieces[number].numbers[:, None], key.shape)
+        own = filed(band_keys(sketched, scope, *shape), evidence.pieces[number].numbers)
         if (empty := ~sizes.any(1)).any():
-            kept = np.ones(key.shape, bool)
-            kept[empty, 1:] = False
-            key, row = key[kept], row[kept]
-        keys.append(key.ravel())
-        rows.append(row.ravel())
+            entries.append(own[empty, 0])
+            own = own[~empty]
+        entries.append(own.ravel())
     save_array(_beside(path), np.concatenate(marks))
-    _write_parts(np.concatenate(keys), np.concatenate(rows), parts, path)
-
-
-def _write_parts(key: np.ndarray, row: np.ndarray, parts: int, path: Path) -> None:
-    """Write keys with rows, a batch for each part of the keys."""
-    part = ((key >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32)).astype(np.min_scalar_type(parts))
-    order = np.argsort(part, kind="stable")  # which sorts small numbers by their digits
-    batch = pa.RecordBatch.from_arrays([pa.array(key[order]), pa.array(row[order])], ["key", "row"])
-    ends = np.cumsum(np.bincount(part, minlength=parts)).tolist()
-    with finished(path) as unfinished, pa.ipc.new_file(unfinished, batch.schema) as writer:
-        for start, end in pairwise([0, *ends]):
-            writer.write_batch(batch.slice(start, end - start))
+    together = np.concatenate(entries)
+    together.sort()
+    save_array(path, together)
 
 
 def _beside(keyed: Path) -> Path:
-    """Where the low bytes of sketches lie whose keys are in a file."""
-    return keyed.with_suffix(".npy")
+    """Where the low bytes of sketches lie whose entries are in a file."""
+    return keyed.with_name(keyed.name.replace("keys", "marks"))
 
 
-def decide(where: Path, keyed: Sequence[Path], part: int, threshold: float, path: Path) -> None:
-    """Write the candidates of one part of the keys, packed."""
-    batches = [pa.ipc.open_file(pa.memory_map(str(file))).get_batch(part) for file in keyed]
-    keys = np.concatenate([batch["key"].to_numpy() for batch in batches])
-    rows = np.concatenate([batch["row"].to_numpy() for batch in batches])
-    order = sorting(keys)
-    keys = keys[order]
-    shared = np.concatenate([keys[1:] == keys[:-1], [False]])
-    shared[1:] |= shared[:-1].copy()
-    first, ends = buckets(keys[shared])
-    both = np.repeat(np.arange(len(first)), ends - first) << 32 | rows[order[shared]]
-    both.sort()
-    bucket, number = both >> 32, both & 2**32 - 1
-    entries = Entries(bucket, number, *_fetched(where, keyed, number))
-    save_array(path, worth_it(np.concatenate([np.empty(0, np.uint64), *bucket_pairs(entries, threshold)]), threshold))
+def decide(where: Path, keyed: Sequence[Path], part: tuple[int, int], threshold: float, path: Path) -> None:
+    """Write the candidates of one part of the keys, packed. ``part``: which one, and of how many."""
+    runs = [run[slice_of(run, *part)] for run in (np.load(file, mmap_mode="r") for file in keyed)]
+    keys, numbers = shared(np.concatenate(runs))
+    pairs = bucket_pairs(Entries(keys, numbers, *_fetched(where, keyed, numbers)), threshold)
+    save_array(path, worth_it(np.concatenate([np.empty(0, np.uint64), *pairs]), threshold))
 
 
 def _write_groups(evidence: Evidence, groups: Sequence[slice], rows: int, path: Path) -> None:

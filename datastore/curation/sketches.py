@@ -63,16 +63,16 @@ def bands(threshold: float) -> tuple[int, int]:
 
 def band_keys(sketched: np.ndarray, scopes: np.ndarray, number: int, width: int) -> np.ndarray:
     """A key for each band of each sketch [rows, VALUES], uint64 [rows, number]: rows of one scope [rows] whose sketches
-    are equal in a band share a key. Other rows do so with a chance of 2^-64."""
-    keys = np.empty((len(sketched), number), np.uint64)
+    are equal in a band share a key, others with a chance of about 2^-64. Keys are sums of values times random
+    odd numbers modulo 2^64, mixed as in MurmurHash3."""
+    keys, factors = np.empty((len(sketched), number), np.uint64), _BAND[: number * width].reshape(number, width)
     for start in range(0, len(sketched), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        values, key = sketched[rows, : number * width].reshape(-1, number, width), keys[rows]
-        key[:] = scopes[rows, None] + _BAND[:number]
-        for column in range(width):
-            key ^= key >> np.uint64(29)
-            key ^= values[:, :, column]
-            key *= _MIX
+        values, key = sketched[rows, : number * width].astype(np.uint64), keys[rows]
+        np.einsum("rbv,bv->rb", values.reshape(-1, number, width), factors, out=key)  # modulo 2^64
+        key += scopes[rows, None]
+        key ^= key >> np.uint64(32)
+        key *= _MIX
         key ^= key >> np.uint64(32)
     return keys
 

@@ -118,7 +118,7 @@ def test_what_is_worth_a_comparison_is_the_same_in_parts() -> None:
     random, better_rows = np.random.default_rng(0), defaultdict(set)
     row, better = random.integers(0, 200, 8000) * 2**20, random.integers(0, 2**candidates.BITS, 8000)
     equal = random.integers(90, 112, 8000)
-    pairs = candidates.packed(row, better, equal)
+    pairs = candidates.packed(*(values.astype(np.uint64) for values in (row, better, equal)))
     pairs = np.concatenate([pairs, pairs[::2]])
     for own, other, alike in zip(row.tolist(), better.tolist(), equal.tolist(), strict=True):
         better_rows[own].add((VALUES - alike, other))

@@ -9,9 +9,10 @@ import pytest
 
 from agentrl.engines.blocking import blocking
 from agentrl.environments import load_environment
+from agentrl.environments.code import checks
 from agentrl.environments.code.checks import right_calls
 from agentrl.environments.code.environment import Code, CodeConfig, CodeEpisode
-from agentrl.environments.code.programs import KINDS, draw_values, function
+from agentrl.environments.code.programs import KINDS, draw_values, function, understood
 from agentrl.environments.code.workspace import Workspace, patch, similarity
 from agentrl.environments.scripted import at_random, play
 from agentrl.rollouts.demonstrations import demonstrate
@@ -84,6 +85,50 @@ def test_the_expert_solves_and_an_untouched_repository_fails(level: int) -> None
         assert [name for name, right in score.state["tests"].items() if right] == given["pass_to_pass"]
         assert given["fail_to_pass"]
         assert bool(given["pass_to_pass"]) == (level > 2)
+
+
+def test_an_expert_that_lacks_kinds_guesses_among_them() -> None:
+    def drawn(expression: str, unknown: int) -> set[str]:
+        return {understood(expression, unknown, Random(seed)) for seed in range(200)}
+
+    assert drawn("values[3:]", 1) == {"values[3:]"}, "it is the only one"
+    assert drawn("values[3:]", 3) == {"values[3:]", "values[-3:]"}
+    assert drawn("values[::-1]", 3) == {"values[::-1]"}, "with a number there are two, without it one"
+    assert drawn("[v + 3 for v in values]", len(KINDS) - 1) == {"[v + 3 for v in values]"}, "that one is known"
+    for kind in KINDS:
+        numbered = "{k}" in kind.right
+        expression = kind.right.replace("{k}", "3")
+        assert drawn(expression, len(KINDS)) == {
+            other.right.replace("{k}", "3") for other in KINDS if ("{k}" in other.right) == numbered
+        }
+
+
+def test_demonstrations_of_what_the_expert_lacks_are_right_by_chance() -> None:
+    environment = Code(CodeConfig(levels=[1], unknown=len(KINDS)))
+    tasks = environment.tasks({"train": 24}, 0)["train"]
+    assert tasks == Code(CodeConfig(levels=[1])).tasks({"train": 24}, 0)["train"]
+    rows = [demonstrate(environment, task, 0.0, 0, "t") for task in tasks]
+    assert 0 < sum(bool(row.success) for row in rows) < 12
+    assert {row.n_steps for row in rows} == {4}, "it runs the tests, and ends whatever they say"
+    assert not any(row.n_tool_errors for row in rows)
+    assert demonstrate(environment, of_level(5), 0.0, 0, "t").n_tool_errors == 0, "it guesses how to mend bugs too"
+
+
+def test_a_program_is_run_once_unless_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_RAN", {})
+    files = Workspace({"main.py": "import time\n\n\ndef f(values):\n    return time.perf_counter_ns()\n"})
+    files["test_main.py"] = "from main import f\n\n\ndef test_now():\n    assert f([]) == 0, str(f([]))\n"
+    calls = {"now": ("main", "f", [[]], 0)}
+    first, again = (blocking(checks.visible_tests(HERE, files, calls)) for _ in range(2))
+    assert first == again
+    assert "AssertionError" in first[0]
+    files["main.py"] += "\n"
+    assert blocking(checks.visible_tests(HERE, files, calls)) != first, "it is another program"
+    assert len(checks._RAN) == 2
+    endless = Workspace({"main.py": "def f(values):\n    while True:\n        pass\n"})
+    short = HERE.model_copy(update={"limits": HERE.limits.model_copy(update={"cpu_s": 1})})
+    assert blocking(right_calls(short, endless, calls)) == ({"now": False}, "error")
+    assert len(checks._RAN) == 2
 
 
 def test_the_expert_comes_back_from_mistakes() -> None:

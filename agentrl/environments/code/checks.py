@@ -1,5 +1,6 @@
 """Checks in a sandbox: calls whose results are compared outside it, and tests that the policy may run."""
 
+import hashlib
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,10 @@ from typing import Any, Literal
 from agentrl.environments.base import cut
 from agentrl.environments.code.workspace import LONGEST, Workspace
 from agentrl.sandbox import Ran, Sandbox
+
+MOST_REMEMBERED = 8192
+"""Runs whose output is kept; the oldest is forgotten first."""
+_RAN: dict[bytes, tuple[bytes, Ran]] = {}
 
 Calls = Mapping[str, tuple[str, str, list[Any], Any]]
 """Name -> module, function, arguments, and the result that is right."""
@@ -84,7 +89,8 @@ sys.exit(bool(failed))
 async def made_calls(sandbox: Sandbox, workspace: Workspace, calls: Sequence[tuple[str, str, list[Any]]]) -> Ran:
     """A run that makes some calls: module, function, arguments. It prints a line for each that came back: the result as
     Python writes it, ``raised``, or ``uncompiled``."""
-    return await _run(sandbox, workspace, CALLS_ALONE, calls)
+    made, ran = await _run(sandbox, workspace, CALLS_ALONE, calls)
+    return replace(ran, stdout=made)
 
 
 async def right_calls(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> tuple[dict[str, bool], Execution]:
@@ -96,10 +102,8 @@ async def right_calls(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> t
 async def visible_tests(sandbox: Sandbox, workspace: Workspace, calls: Calls) -> tuple[str, dict[str, bool], Execution]:
     """What the tests in the workspace say, for the policy to read; which calls give the right result; and how the
     program fared. The policy may have edited the tests, which does not change the calls."""
-    word = secrets.token_hex(8)
-    ran = await _run(sandbox, workspace, RUN_TESTS, _asked(calls), word)
-    made, _, printed = ran.stdout.partition(f"{word}\n".encode())
-    return told(replace(ran, stdout=printed)), *_compared(made, calls)
+    made, ran = await _run(sandbox, workspace, RUN_TESTS, _asked(calls))
+    return told(ran), *_compared(made, calls)
 
 
 def told(ran: Ran) -> str:
@@ -134,11 +138,8 @@ async def syntax_match(sandbox: Sandbox, ours: Mapping[str, str], right: Mapping
     paths = [path for path in sorted({*ours, *right}) if path.endswith(".py") and ours.get(path) != right.get(path)]
     texts = [files.get(path, "") for path in paths for files in (ours, right)]
     scripts = {f"check/{number}.py": text.encode("utf-8", "surrogateescape") for number, text in enumerate(texts)}
-    ran = await sandbox.run(
-        [sandbox.python, "-I", "-S", "check/run.py", str(len(texts))],
-        {"check/run.py": f"import sys{PARSE}".encode(), **scripts},
-    )
-    lines = [Counter(line.split()) for line in ran.stdout.split(b"\n")[: len(texts)]]
+    printed, _ = await _once(sandbox, {"check/run.py": f"import sys{PARSE}".encode(), **scripts}, str(len(texts)))
+    lines = [Counter(line.split()) for line in printed.split(b"\n")[: len(texts)]]
     lines += [Counter()] * (len(texts) - len(lines))
     total = sum(subtrees.total() for subtrees in lines[1::2])
     shared = sum((made & wanted).total() for made, wanted in zip(lines[::2], lines[1::2], strict=True))
@@ -150,10 +151,30 @@ def _asked(calls: Calls) -> list[tuple[str, str, list[Any]]]:
 
 
 async def _run(
-    sandbox: Sandbox, workspace: Workspace, script: str, calls: Sequence[tuple[str, str, list[Any]]], *arguments: str
-) -> Ran:
+    sandbox: Sandbox, workspace: Workspace, script: str, calls: Sequence[tuple[str, str, list[Any]]]
+) -> tuple[bytes, Ran]:
+    """What calls of a workspace's functions print, and the run with what its tests print."""
     files = {"check/run.py": script.encode(), "check/calls": repr(calls).encode()} | workspace.encoded("repository/")
-    return await sandbox.run([sandbox.python, "-I", "-S", "check/run.py", *arguments], files)
+    return await _once(sandbox, files)
+
+
+async def _once(sandbox: Sandbox, files: Mapping[str, bytes], *arguments: str) -> tuple[bytes, Ran]:
+    """What ``check/run.py`` prints before it prints a secret word, and the run with what comes after that.
+
+    Policies write the same programs again and again. What this process has run is not run again, unless it was stopped:
+    a busy machine may have been the reason."""
+    key = hashlib.sha256(repr((sandbox.model_dump_json(), sorted(files.items()), arguments)).encode()).digest()
+    if key in _RAN:
+        return _RAN[key]
+    word = secrets.token_hex(8)
+    ran = await sandbox.run([sandbox.python, "-I", "-S", "check/run.py", *arguments, word], files)
+    before, _, after = ran.stdout.partition(f"{word}\n".encode())
+    result = before, replace(ran, stdout=after)
+    if not ran.stopped and len(ran.stdout) + len(ran.stderr) <= LONGEST:
+        if len(_RAN) >= MOST_REMEMBERED:
+            _RAN.pop(next(iter(_RAN)), None)
+        _RAN[key] = result
+    return result
 
 
 def _compared(printed: bytes, calls: Calls) -> tuple[dict[str, bool], Execution]:

@@ -6,6 +6,7 @@ must (pass to pass). See :mod:`agentrl.environments.code.checks` for why they ca
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from agentrl.environments.base import Score
 from agentrl.environments.code.checks import right_calls, syntax_match, visible_tests
 from agentrl.environments.code.episode import CodingConfig, CodingEpisode
+from agentrl.environments.code.programs import LEAST_KNOWN, understood
 from agentrl.environments.code.proposed import FORM, draft_of
 from agentrl.environments.code.repositories import drafts
 from agentrl.environments.family import Family
@@ -60,6 +62,13 @@ class CodeConfig(CodingConfig):
         None, ge=0, le=1, description="what a run of the tests costs whose code does not compile, as reward of its "
         "step, in place of rewards for visible tests that pass (RLEF: 0.2)",
     )  # fmt: skip
+    unknown: int = Field(
+        0,
+        ge=0,
+        le=len(LEAST_KNOWN),
+        description=f"kinds of steps, of {len(LEAST_KNOWN)}, that the scripted expert does not know: it takes each for "
+        "one of these at random",
+    )
 
     @model_validator(mode="after")
     def _rewards_agree(self) -> "CodeConfig":
@@ -81,6 +90,19 @@ class CodeEpisode(CodingEpisode["Code"]):
         files: dict[str, str] = self.metadata["files"]
         super().__init__(family, task, files, files | json.loads(task.ground_truth))
         self.share = 0.0
+        if unknown := family.config.unknown:
+            random = Random(task.task_id)
+            self.intended = {path: self._guessed(path, unknown, random) for path in self.solution}
+
+    def _guessed(self, path: str, unknown: int, random: Random) -> str:
+        """A file of the solution as the expert writes it, with guesses for the steps that it adds and does not know."""
+        given, lines = self.given.get(path, "").splitlines(), []
+        for line in self.solution[path].splitlines():
+            start = re.match(r" *(return|values =) ", line)
+            if start and line not in given:
+                line = start[0] + understood(line[start.end() :], unknown, random)
+            lines.append(line)
+        return "\n".join(lines) + "\n"
 
     async def report(self) -> str:
         """The reward of this step is by how much the share of right visible tests grows, or with ``invalid`` what code
@@ -119,7 +141,7 @@ class Code(Family):
     episode = CodeEpisode
     config: CodeConfig
     proposal = FORM
-    of_no_task = frozenset({"faults", "sandbox", "reward", "similarity", "outcomes", "syntax", "invalid"})
+    of_no_task = frozenset({"faults", "sandbox", "reward", "similarity", "outcomes", "syntax", "invalid", "unknown"})
 
     def __init__(self, config: CodeConfig = CodeConfig()) -> None:  # noqa: B008  (frozen)
         super().__init__(config)

@@ -26,11 +26,13 @@ class CodingConfig(FamilyConfig):
 
 class CodingEpisode(ToolEpisode[F], Generic[F]):
     """One attempt. Its files are in memory; only copies of them are ever run. ``given`` are the files as they were,
-    ``solution`` those that an expert leaves."""
+    ``solution`` those that are right."""
 
     def __init__(self, family: F, task: Task, given: Mapping[str, str], solution: Mapping[str, str]) -> None:
         super().__init__(family, task)
         self.given, self.solution = given, solution
+        self.intended = solution
+        """The files as an expert means to leave them."""
         self.files = Workspace(given)
         self.seen: set[str] = set()
         self.tested: dict[str, str] = {}
@@ -102,7 +104,7 @@ class CodingEpisode(ToolEpisode[F], Generic[F]):
 
     def advise(self) -> Message:
         """Read what is to be changed, change it, run the tests, and end."""
-        wrong = [path for path in self.solution if self.files.get(path) != self.solution[path]]
+        wrong = [path for path in self.intended if self.files.get(path) != self.intended[path]]
         if wrong and wrong[0] not in self.seen:
             return self.calling("read", path=wrong[0])
         if wrong:
@@ -112,11 +114,11 @@ class CodingEpisode(ToolEpisode[F], Generic[F]):
         return self.saying("done")
 
     def _correction(self, path: str) -> Message:
-        """An edit of the first line that differs from the solution; of the whole file if that line is not unique."""
-        now, then = self.files.get(path, "").splitlines(), self.solution[path].splitlines()
+        """An edit of the first line that is not as intended; of the whole file if that line is not unique."""
+        now, then = self.files.get(path, "").splitlines(), self.intended[path].splitlines()
         differ = [number for number, (ours, right) in enumerate(zip(now, then, strict=False)) if ours != right]
         if not differ or "\n".join(now).count(now[differ[0]]) != 1 or not now[differ[0]]:
-            return self.calling("edit", path=path, old="", new=self.solution[path])
+            return self.calling("edit", path=path, old="", new=self.intended[path])
         first = differ[0]
         new = then[first : len(then) - len(now) + first + 1] if len(then) > len(now) else [then[first]]
         return self.calling("edit", path=path, old=now[first], new="\n".join(new))

@@ -1,5 +1,6 @@
 """Small programs over lists of whole numbers: their steps in words and in Python, and the bugs that a step can have."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -57,6 +58,13 @@ KINDS = (
 )  # fmt: skip
 
 
+LEAST_KNOWN = (
+    *("skip", "reverse", "tail", "ascending", "rotate", "descending", "every", "distinct", "floor"),
+    *("totals", "multiples", "changes", "cap", "squares", "scale", "positive", "shift"),
+)
+"""Kinds in the order in which an expert that does not know some lacks them: with a number and without, in turn."""
+
+
 @dataclass(frozen=True)
 class ProgramStep:
     """A step as it is asked for, and as it is written: ``written`` is ``right``, or has a bug."""
@@ -86,6 +94,18 @@ def with_bug(step: ProgramStep, random: Random) -> ProgramStep:
     kind = next(bug_kind for bug_kind in KINDS if bug_kind.name == step.name)
     k = next((k for k in range(kind.low, kind.high + 1) if kind.right.replace("{k}", str(k)) == step.right), 0)
     return ProgramStep(step.name, step.words, step.right, random.choice(kind.wrong).replace("{k}", str(k)))
+
+
+def understood(expression: str, unknown: int, random: Random) -> str:
+    """What someone writes who takes a step of a kind among the first ``unknown`` of :data:`LEAST_KNOWN` for one of
+    these at random, with the same number. A step of another kind is known."""
+    kinds = [kind for kind in KINDS if kind.name in LEAST_KNOWN[:unknown]]
+    for kind in kinds:
+        pattern = re.escape(kind.right).replace(re.escape("{k}"), r"(-?\d+)" if kind.low < 0 else r"(\d+)")
+        if match := re.fullmatch(pattern, expression):
+            alike = [other for other in kinds if ("{k}" in other.right) == ("{k}" in kind.right)]
+            return random.choice(alike).right.replace("{k}", match[1] if match.groups() else "")
+    return expression
 
 
 @lru_cache(maxsize=4096)

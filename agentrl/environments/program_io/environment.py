@@ -12,6 +12,7 @@ program belongs to one split, whatever the seed, the kind and the names in it.
 
 import json
 from collections.abc import Generator, Iterator
+from functools import partial
 from random import Random
 from typing import Literal
 
@@ -125,12 +126,11 @@ class ProgramIO:
         name = self.name + json.dumps({"version": self.version, "sizes": sizes, **settings}, sort_keys=True)
         shares = dict.fromkeys(self.config.levels or LEVELS, 1.0)
 
-        def of_split(split: str) -> list[Task]:
-            return draw(name, {split: sizes[split]}, seed, shares, lambda *of: self._drafts(split, *of), self._task)[
-                split
-            ]
+        def of_split(split: str, size: int) -> list[Task]:
+            drafts = partial(self._drafts, split)
+            return draw(name, {split: size}, seed, shares, drafts, self._task)[split]
 
-        return {split: of_split(split) for split in sizes}
+        return {split: of_split(split, size) for split, size in sizes.items()}
 
     async def reset(self, task: Task) -> ProgramIOEpisode:
         return ProgramIOEpisode(self, task)
@@ -165,7 +165,7 @@ class ProgramIO:
         metadata = json.loads(task.metadata)
         proposal = Proposal(metadata["program"], metadata["inputs"], metadata["message"])
         if random.random() >= noise:
-            [(proposal, _)] = [next(_programs(task.split, task.level, len(proposal.inputs), random))]
+            proposal, _ = next(_programs(task.split, task.level, len(proposal.inputs), random))
         yield Message(role=Role.ASSISTANT, content=proposal.text)
 
     def _drafts(self, split: str, level: int, random: Random) -> Iterator[Draft]:
@@ -201,9 +201,8 @@ def _draft(kind: Kind, proposal: Proposal, outcome: Executed) -> Draft:
         half = len(inputs) // 2
         shown = [f"f({given}) == {output}" for given, output in zip(inputs[:half], outputs[:half], strict=True)]
         message = [f"# {proposal.message}"] if proposal.message else []
-        prompt = "\n".join(
-            [*shown, *message, "Reply with a Python function f alone that does this to other inputs too."]
-        )
+        asked = "Reply with a Python function f alone that does this to other inputs too."
+        prompt = "\n".join([*shown, *message, asked])
     truth = {"deduction": outputs[0], "abduction": inputs[0], "induction": program}[kind]
     about = {
         "kind": kind,

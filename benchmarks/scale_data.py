@@ -8,9 +8,11 @@ or `MISSED`.
 
 Rows are those of benchmarks/duplicates.py: of about 500 words, 10 % near duplicates, 3 % at the border, and 15 % from
 40 templates whose pairs are all below the threshold. CPU seconds are of the process and all that it started. Synthetic
-sketches have the same shares; they go through bands, buckets and estimates, each number in a process of its own.
+sketches have the same shares; they go through bands, buckets and estimates, each number in a process of its own, and on
+two nodes of Ray.
 """
 
+import importlib.util
 import json
 import os
 import resource
@@ -36,7 +38,7 @@ from agentrl.datastore.curation.kernels import Sketch
 from agentrl.datastore.curation.pieces import PIECE_ROWS, Evidence, Piece
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.curation.sketches import VALUES
-from agentrl.datastore.shards.divide import Divide, in_this_process
+from agentrl.datastore.shards.divide import Divide, Run, in_this_process
 from agentrl.datastore.shards.engines import running
 from agentrl.schemas.pipeline import ShardEngine
 
@@ -44,6 +46,7 @@ ROWS = int(os.environ.get("ROWS", "20000"))
 SKETCHES = (100_000, int(os.environ.get("SKETCHES", "1000000")))
 THRESHOLD = 0.8
 NEAR = Rules.model_validate({"rules": [{"rule": "near_duplicates", "threshold": THRESHOLD, "scope": "all"}]}).rules
+SKETCH = Sketch(("actions",))
 missed: list[str] = []
 
 
@@ -57,7 +60,7 @@ def report(what: str, value: float, target: float, unit: str, least: bool = Fals
 def curated(buffer: TrajectoryBuffer, engine: ShardEngine) -> tuple[list[str], float, float]:
     """The ids that are left, CPU seconds and seconds."""
     began, wall = cpu(), time.perf_counter()
-    with tempfile.TemporaryDirectory() as work, running(engine, Path(work), lambda *state: None) as run:
+    with tempfile.TemporaryDirectory() as work, running(engine, Path(work), ignored) as run:
         ids = curate(buffer, NEAR, divide=Divide(run, engine.shards, Path(work))).ids.to_pylist()
     return ids, cpu() - began, time.perf_counter() - wall
 
@@ -156,10 +159,6 @@ def end_to_end() -> None:
     peers(planted, speed)
 
 
-class Drawn(Sketch):
-    """Synthetic sketches, which nothing computes."""
-
-
 def pieces(rows: int, kept: Path) -> Iterator[Piece]:
     """Pieces of a file that does not exist, with evidence: 13 % of rows like another one of the piece, 15 % of 40
     templates at a similarity of .755."""
@@ -177,7 +176,7 @@ def pieces(rows: int, kept: Path) -> Iterator[Piece]:
         values[templated] = np.where(same, templates[random.integers(0, 40, len(templated))], values[templated])
         piece = Piece("drawn.parquet", start, start + size, np.arange(size, dtype=np.uint32),
                       np.arange(start, start + size, dtype=np.uint32))  # fmt: skip
-        path = piece.path(Drawn(("actions",)), kept, kept)
+        path = piece.path(SKETCH, kept, kept)
         path.parent.mkdir(parents=True, exist_ok=True)
         lists = pa.FixedSizeListArray.from_arrays(values.ravel(), VALUES)
         sizes = pa.FixedSizeListArray.from_arrays(np.full(size, 500, np.uint32), 1)
@@ -187,17 +186,56 @@ def pieces(rows: int, kept: Path) -> Iterator[Piece]:
         yield piece
 
 
+def pairs_of(rows: int, folder: Path, run: Run) -> tuple[int, float]:
+    """How many pairs of synthetic sketches are to be compared, and CPU seconds of this process."""
+    evidence = Evidence(SKETCH, list(pieces(rows, folder / "kept")), folder / "kept", folder)
+    division = Division(TrajectoryBuffer(folder / "store").storage, [], folder / "kept", folder, run)
+    began = cpu()
+    pairs = duplicates.candidates(evidence, np.zeros(rows, np.uint64), THRESHOLD, division)
+    return len(pairs), cpu() - began
+
+
 def reduce(rows: int) -> None:
     """Print CPU seconds, the peak in MB, and pairs for each row."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        evidence = Evidence(Drawn(("actions",)), list(pieces(rows, folder / "kept")), folder / "kept", folder)
-        division = Division(TrajectoryBuffer(folder / "store").storage, [], folder / "kept", folder, in_this_process)
-        scopes = np.zeros(rows, np.uint64)
-        began = cpu()
-        pairs = duplicates.candidates(evidence, scopes, THRESHOLD, division)
-        took = cpu() - began
-    print(took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, len(pairs) / rows)
+        pairs, took = pairs_of(rows, Path(name), in_this_process)
+    print(took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, pairs / rows)
+
+
+def on_ray() -> None:
+    """The same on two nodes of Ray, of one CPU each. CPU seconds are of this process and of the nodes' workers."""
+    if importlib.util.find_spec("ray") is None:
+        print("two nodes of Ray: not run, since ray is not installed")
+        return
+    import psutil
+    import ray
+    from ray.cluster_utils import Cluster
+
+    def of_workers() -> float:
+        workers = [child for child in psutil.Process().children(True) if child.name().startswith("ray::")]
+        return sum(sum(worker.cpu_times()[:2]) for worker in workers)
+
+    cluster, took = Cluster(initialize_head=True, head_node_args={"num_cpus": 1}), list[float]()
+    cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}})
+    for rows in (SKETCHES[0], *SKETCHES):  # the first time workers load their modules
+        with tempfile.TemporaryDirectory() as name, running(ShardEngine(type="ray"), Path(name), ignored) as run:
+            began = of_workers()
+            own = pairs_of(rows, Path(name), run)[1]
+            took.append(own + of_workers() - began)
+    for rows, seconds in zip(SKETCHES, took[1:], strict=True):
+        print(f"{rows:,} synthetic sketches on two nodes of Ray: {seconds * 1e7 / rows:.1f} CPU s/10 M")
+    report("  exponent of CPU seconds in rows", exponent(took[1:]), 1.05, "", digits=3)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def ignored(*state: object) -> None:
+    pass
+
+
+def exponent(took: list[float]) -> float:
+    return float(np.log(took[1] / took[0]) / np.log(SKETCHES[1] / SKETCHES[0]))
 
 
 def growth() -> None:
@@ -210,8 +248,7 @@ def growth() -> None:
         report(f"{rows:,} synthetic sketches through bands and buckets", seconds * 1e7 / rows, 60, "s/10 M", digits=1)
         report("  peak of the process", peak, 2048, "MB", digits=0)
         report("  pairs to verify for each row", pairs, 5, "")
-    exponent = np.log(took[1] / took[0]) / np.log(SKETCHES[1] / SKETCHES[0])
-    report("  exponent of CPU seconds in rows", exponent, 1.05, "", digits=3)
+    report("  exponent of CPU seconds in rows", exponent(took), 1.05, "", digits=3)
 
 
 def main() -> None:
@@ -220,8 +257,9 @@ def main() -> None:
         return
     print(f"{ROWS:,} rows; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
     growth()
+    on_ray()
     end_to_end()
-    print("not run here: two nodes of Ray, jobs of Slurm, four processes and fifty kills (tests, `-m slow`, of "
+    print("not run here: jobs of Slurm, four processes and fifty kills (tests, `-m slow`, of "
           "test_divided_curation.py); 125,000 files (make bench-scale-store)")  # fmt: skip
     if missed and os.environ.get("CHECK"):
         sys.exit(1)

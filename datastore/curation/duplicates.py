@@ -145,20 +145,18 @@ def _of_parts(paths: Sequence[Path], threshold: float) -> np.ndarray:
 def sketch(evidence: Evidence, scopes: Sequence[np.ndarray], shape: tuple[int, int], path: Path) -> None:
     """Write the entries of pieces' rows in buckets, one of each band, sorted, and beside them, row by row, the low
     bytes of sketches and the sizes of sets. A row without words is in one bucket."""
-    marks, entries = list[np.ndarray](), list[np.ndarray]()
+    begin, rows = 0, sum(map(len, scopes))
+    entries, marks, empty = np.empty((rows, shape[0]), np.uint64), np.empty((rows, 0), np.uint8), np.zeros(rows, bool)
     for number, scope in enumerate(scopes):
         table, places = evidence.rows(number)
         sketched, sizes = _values(table, "sketch", places), _values(table, "sizes", places)
-        mark = np.empty((len(places), VALUES + sizes[0].nbytes), np.uint8)
-        mark[:, :VALUES], mark[:, VALUES:] = sketched, sizes.view(np.uint8)  # of a value its low byte
-        marks.append(mark)
-        own = filed(band_keys(sketched, scope, *shape), evidence.pieces[number].numbers)
-        if (empty := ~sizes.any(1)).any():
-            entries.append(own[empty, 0])
-            own = own[~empty]
-        entries.append(own.ravel())
-    save_array(_beside(path), np.concatenate(marks))
-    together = np.concatenate(entries)
+        marks = marks if begin else np.empty((rows, VALUES + sizes[0].nbytes), np.uint8)
+        own = slice(begin, begin := begin + len(places))
+        marks[own, :VALUES], marks[own, VALUES:] = sketched, sizes.view(np.uint8)  # of a value its low byte
+        entries[own] = filed(band_keys(sketched, scope, *shape), evidence.pieces[number].numbers)
+        empty[own] = ~sizes.any(1)
+    save_array(_beside(path), marks)
+    together = np.concatenate([entries[~empty].ravel(), entries[empty, 0]]) if empty.any() else entries.ravel()
     together.sort()
     save_array(path, together)
 
@@ -188,7 +186,7 @@ def _write_groups(evidence: Evidence, groups: Sequence[slice], rows: int, path: 
 def _fetched(where: Path, keyed: Sequence[Path], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Low bytes of sketches, uint8 [rows, VALUES], by which similarities are estimated, and sizes of sets [rows,
     parts], uint32, of rows by their numbers."""
-    groups, places = np.load(where, mmap_mode="r")[rows].T
+    groups, places = np.load(where, mmap_mode="r").take(rows.astype(np.int64), 0).T
     marks, sizes = np.empty((len(rows), VALUES), np.uint8), None
     order = np.argsort(groups.astype(np.min_scalar_type(len(keyed))), kind="stable")
     ends = np.cumsum(np.bincount(groups, minlength=len(keyed)))

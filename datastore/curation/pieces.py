@@ -81,22 +81,24 @@ def pieces_of(storage: LocalStorage | S3Storage, files: Sequence[str], rows: "pl
 
     from agentrl.datastore.read.scalar_cache import ScalarCopies
 
-    copies, pieces, count = ScalarCopies(storage), list[Piece](), 0
-    asked = rows.select("trajectory_id").with_row_index("number")
-    for file in sorted(files):
+    copies, names = ScalarCopies(storage), sorted(files)
+    stored = [pl.DataFrame({"trajectory_id": []}, {"trajectory_id": pl.String})]
+    for file in names:
         ids = copies.read(file, "trajectory_id")
-        if ids is None:
-            ids = _ids(storage, file)
-        here = pl.DataFrame({"trajectory_id": ids}).with_row_index("row").join(asked, on="trajectory_id").sort("row")
-        count += here.height
-        places, numbers = here["row"].to_numpy(), here["number"].to_numpy()
-        for start in range(0, len(ids), PIECE_ROWS):
-            part = slice(*np.searchsorted(places, [start, start + PIECE_ROWS]))
+        stored.append(pl.DataFrame({"trajectory_id": _ids(storage, file) if ids is None else ids}))
+    ends = np.cumsum([some.height for some in stored])
+    asked = rows.select("trajectory_id").with_row_index("number")
+    here = pl.concat(stored).with_row_index("row").join(asked, on="trajectory_id").sort("row")
+    if here.height != rows.height:
+        raise StoreError(f"of {rows.height} rows the data files hold {here.height}; `agentrl buffer check` says why")
+    places, numbers, pieces = here["row"].to_numpy(), here["number"].to_numpy(), list[Piece]()
+    for file, first, last in zip(names, ends.tolist(), ends[1:].tolist(), strict=False):
+        for start in range(first, last, PIECE_ROWS):
+            end = min(start + PIECE_ROWS, last)
+            part = slice(*np.searchsorted(places, [start, end]))
             if part.start < part.stop:
-                end = min(start + PIECE_ROWS, len(ids))
-                pieces.append(Piece(name_of(file), start, end, places[part] - np.uint32(start), numbers[part]))
-    if count != rows.height:
-        raise StoreError(f"of {rows.height} rows the data files hold {count}; `agentrl buffer check` says why")
+                own = places[part] - np.uint32(start)
+                pieces.append(Piece(name_of(file), start - first, end - first, own, numbers[part]))
     return pieces
 
 

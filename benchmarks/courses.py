@@ -54,6 +54,9 @@ COURSES = {
         size={"turn": 64},
         batch=16,
     ),
+    "program_io": Course(
+        {"type": "program_io", "levels": [1], "kinds": ["deduction"]}, 1024, 128, 1e-3, warm_steps=600
+    ),
     "search_qa": Course(
         {"type": "search_qa", "levels": [1, 2], "size": 60},
         768,

@@ -272,7 +272,7 @@ MODULES = {
     "stored": ("replay", "online_replay", "online_starts", "counterfactual"),
     "useful_calls": ("filter_calls",),
     "proposing": ("propose",),
-    "self_play": ("zero",),
+    "self_play": ("zero", "program_io"),
     "skills": ("library",),
     "named": ("toolrl", "agenttuning"),
     "questions": ("research", "webshaper"),

@@ -2,6 +2,7 @@
 given: rounds of as many sampled tokens, each trained on twice by the same algorithm.
 
 Beside both rewards of proposals: proposals that are made and never rewarded, and rollouts of the given tasks alone.
+And whether given tasks of `program_io` teach anything.
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +11,20 @@ from typing import Any
 
 from arms import SMALL, Arm, Spent, gain, table
 from courses import COURSES
-from methods import BATCH, Setting, expert, imitated, judged, of_rollouts, other_draws, seeds, trained_tokens
+from methods import (
+    BATCH,
+    Setting,
+    expert,
+    imitated,
+    judged,
+    of_rollouts,
+    online,
+    other_draws,
+    prepared,
+    rejected,
+    seeds,
+    trained_tokens,
+)
 
 GIVEN, ASKED, PROPOSALS, SOLUTIONS = (4, 4, 2, 2) if SMALL else (64, 32, 4, 8)
 """Tasks that are given; tasks of proposing in a round, proposals of each, and solutions of each proposed task."""
@@ -61,6 +75,22 @@ def zero(env: str) -> bool:
     for name in ("Absolute Zero", "R-Zero"):
         gain(f"zero, {env}, the reward of {name}", arms, "no reward", name)
     return all(met[:2])
+
+
+def program_io() -> bool:
+    """What GRPO and rejection of as many rollouts add in `program_io`, on given tasks, to a policy that has imitated
+    the expert: without that, one that proposes has nothing to gain there either."""
+    arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO")}
+    for seed, folder in seeds("program_io", arms):
+        setting = prepared("program_io", seed, folder)
+        arms["warm"].add(judged(setting, setting.warm), Spent())
+        model, spent, _ = online(setting)
+        arms["GRPO"].add(judged(setting, model), spent)
+        model, spent, _ = rejected(setting, setting.tasks, spent.sampled)
+        arms["rejection"].add(judged(setting, model), spent)
+    print("\nprogram_io: outputs of programs that no train task has")
+    table(arms)
+    return gain("program_io", arms, "rejection", "GRPO")
 
 
 def _prepared(env: str, seed: int, folder: Any) -> Setting:

@@ -8,7 +8,6 @@ the algorithm of its pipeline file. Their tasks are the same, and all are judged
 
 import json
 import sys
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -76,12 +75,10 @@ def programs() -> bool:
 
 def coding(seed: int, folder: Path) -> Setting:
     """A policy that has imitated an expert who writes functions, with fewer tasks to judge it by."""
-    _begin(SIZES, seed)
+    environment.Code.max_steps = 2 if SMALL else TURNS  # a policy that has learned nothing goes on until its last step
     harness, tasks, shown = expert("code", seed, folder)
-    setting = imitated(
-        "with errors", "code", harness, tasks, [shown, harness.trajectories(_with_errors(tasks["train"]))]
-    )
-    return _of_fewer(setting)
+    more = harness.trajectories(_with_errors(tasks["train"]))
+    return _of_fewer(imitated("with errors", "code", harness, tasks, [shown, more]))
 
 
 def doubtful(seed: int, folder: Path) -> Setting:
@@ -91,20 +88,14 @@ def doubtful(seed: int, folder: Path) -> Setting:
     from agentrl.pipelines.stages.tasks import generate
     from agentrl.pipelines.stages.trajectories import synthesize
 
-    sizes = SIZES | {"train": COURSES[DOUBTFUL].train}
-    _begin(sizes, seed)
+    environment.Code.max_steps = 2 if SMALL else TURNS
     harness = Harness(folder, seed)
-    tasks = harness.run(generate, {"env": CODE, **sizes})
+    tasks = harness.run(generate, {"env": CODE, **SIZES, "train": COURSES[DOUBTFUL].train})
     train = harness.tasks(_without_numbers(tasks["train"]))
     shown = harness.run(synthesize, {}, tasks=train)["trajectories"]
     others = [harness.trajectories(rows) for rows in (_with_errors(train), _mistaken(train, seed))]
     given = {**tasks.outputs, "train": train}
     return _of_fewer(imitated("doubtful", DOUBTFUL, harness, given, [shown, *others]))
-
-
-def _begin(sizes: dict[str, int], seed: int) -> None:
-    environment.Code.max_steps = 2 if SMALL else TURNS  # a policy that has learned nothing goes on until its last step
-    _run_once(environment.Code(environment.CodeConfig(levels=CODE["levels"])).tasks(sizes, seed))
 
 
 def _without_numbers(tasks: Any) -> list[Task]:
@@ -116,35 +107,6 @@ def _of_fewer(setting: Setting) -> Setting:
     kept = _without_numbers if setting.env == DOUBTFUL else Tasks.read
     few = {name: kept(getattr(setting, name))[:: ONE_IN[setting.env]] for name in ("judged", "dev")}
     return replace(setting, **{name: setting.harness.tasks(rows) for name, rows in few.items()})
-
-
-def _run_once(splits: dict[str, list[Task]]) -> None:
-    """Let the environment run a program once with the same calls, and none that is the solution of a task of these, all
-    of whose calls are right: policies write many programs again, and what a program gives does not change."""
-    seen: dict[str, dict[str, Any]] = {"visible_tests": {}, "right_calls": {}, "syntax_match": {}}
-    for task in (task for rows in splits.values() for task in rows):
-        about, solution = json.loads(task.metadata), json.loads(task.ground_truth)
-        files = about["files"] | solution
-        shown, hidden = (dict.fromkeys(about[name], True) for name in ("shown", "calls"))
-        seen["visible_tests"][_key(files, about["shown"])] = f"{len(shown)} passed, 0 failed", shown, "passed"
-        seen["right_calls"][_key(files, about["calls"])] = hidden, "passed"
-        seen["syntax_match"][_key(files, files)] = 1.0
-    for name, results in seen.items():
-        setattr(environment, name, _remembering(getattr(checks, name), results))
-
-
-def _key(files: Mapping[str, str], others: Any) -> str:
-    return json.dumps([files, others], sort_keys=True)
-
-
-def _remembering(check: Any, results: dict[str, Any]) -> Any:
-    async def remembered(sandbox: Any, files: Mapping[str, str], others: Any) -> Any:
-        key = _key(files, others)
-        if key not in results:
-            results[key] = await check(sandbox, files, others)
-        return results[key]
-
-    return remembered
 
 
 def _with_errors(train: Any) -> list[Trajectory]:

@@ -1,4 +1,5 @@
-"""The pipeline file of each task family with three seeds: held-out success after each training stage, and time.
+"""The pipeline file of each task family with three seeds: held-out success after each training stage, what it gains
+over the control for sharpening of the stage before, and time.
 
     python benchmarks/families.py [FAMILY ...]       # writes the tables of docs/results/families.md
     SEEDS="0 1" python benchmarks/families.py shop   # other seeds; the page stays as it is
@@ -11,12 +12,16 @@ The seeds were chosen before any of them was run, and settings on the dev split 
 import os
 import statistics
 import sys
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import yaml
-from quickstart import Run, run
-from smallest import SPECS, smallest
+from quickstart import ALPHA, Run, run, with_outcomes
+from smallest import smallest
+
+from agentrl.pipelines.file.document import LIBRARY
+from agentrl.statistics.paired import mcnemar
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/results/families.md"
@@ -28,7 +33,7 @@ CPU_S = 180.0
 
 def policies(family: str) -> list[str]:
     """The policies that the pipeline file evaluates on held-out tasks, in the order of their training."""
-    stages = yaml.safe_load((SPECS / f"{family}.yaml").read_text())["stages"]
+    stages = yaml.safe_load((LIBRARY / f"{family}.yaml").read_text())["stages"]
     return [name.removeprefix("eval_") for name in stages if name.startswith("eval_")]
 
 
@@ -42,34 +47,47 @@ def file_of(family: str, folder: str) -> str:
 
 
 def table(runs: dict[int, Run]) -> str:
-    """A row for each policy, with Wilson 95 % intervals."""
-    lines = [f"| | {' | '.join(f'seed {seed}' for seed in runs)} | mean |", "| --- " * (len(runs) + 2) + "|"]
-    for policy in next(iter(runs.values())).metrics:
-        matches = [seconds.metrics[policy] for seconds in runs.values()]
+    """A row for each policy: success at temperature 1 with Wilson 95 % intervals, greedily, and at its best temperature
+    (the control); and a row for what each solves greedily over the control of the one before."""
+    heads = [f"seed {seed}" for seed in runs]
+    lines = [f"| | {' | '.join(heads)} | mean, or all |", "| --- " * (len(runs) + 2) + "|"]
+    policies = list(next(iter(runs.values())).metrics)
+    for before, policy in pairwise([None, *policies]):
+        matches = [made.metrics[policy] for made in runs.values()]
         cells = [
-            f"{m['success']:.3f} ({m['success_low']:.3f} to {m['success_high']:.3f}), greedy {m['greedy']:.3f}"
+            f"{m['success']:.3f} ({m['success_low']:.3f} to {m['success_high']:.3f}), greedy {m['greedy']:.3f}, "
+            f"control {m['control']:.3f} at {m['control_temperature']:g}"
             for m in matches
         ]
-        means = [statistics.mean(m[key] for m in matches) for key in ("success", "greedy")]
-        lines.append(f"| {policy} | {' | '.join(cells)} | {means[0]:.3f}, greedy {means[1]:.3f} |")
-    seconds = [seconds.cpu_s for seconds in runs.values()]
+        means = [statistics.mean(m[key] for m in matches) for key in ("success", "greedy", "control")]
+        lines.append(
+            f"| {policy} | {' | '.join(cells)} | {means[0]:.3f}, greedy {means[1]:.3f}, control {means[2]:.3f} |"
+        )
+        if before:
+            counts = [made.over_control(before, policy) for made in runs.values()]
+            cells = [f"+{gained} -{lost}, p {p:.2g}" for gained, lost, p in [*counts, pooled(runs, before, policy)]]
+            lines.append(f"| {policy} over the control of {before} | {' | '.join(cells)} |")
+    seconds = [made.cpu_s for made in runs.values()]
     cells = [f"{item:.0f}" for item in [*seconds, statistics.mean(seconds)]]
     return "\n".join([*lines, f"| processor seconds | {' | '.join(cells)} |"])
 
 
+def pooled(runs: dict[int, Run], before: str, after: str) -> tuple[int, int, float]:
+    """Held-out tasks of all seeds that a policy gained and lost, greedily, over the control of another; McNemar's p."""
+    counts = [made.over_control(before, after) for made in runs.values()]
+    gained, lost = sum(count[0] for count in counts), sum(count[1] for count in counts)
+    return gained, lost, mcnemar(gained, lost)
+
+
 def verdicts(family: str, runs: dict[int, Run]) -> list[bool]:
     """Print the lines of a family; which of its targets are met."""
+    policies = list(next(iter(runs.values())).metrics)
     matches = []
-    for seed, seconds in runs.items():
-        first, *_, last = seconds.metrics.values()
-        matches.append(
-            line(
-                f"{family}, seed {seed}: {first['success']:.3f} to {last['success']:.3f}",
-                last["success_low"] > first["success"],
-                "the last policy's interval above the first one's success",
-            )
-        )
-    slowest = max(seconds.cpu_s for seconds in runs.values())
+    for before, after in pairwise(policies):
+        gained, lost, p = pooled(runs, before, after)
+        figure = f"{family}: {after}, greedily, over the control of {before}: {gained} gained, {lost} lost, p {p:.2g}"
+        matches.append(line(figure, gained > lost and p < ALPHA, f"more gained, p below {ALPHA}"))
+    slowest = max(made.cpu_s for made in runs.values())
     return [*matches, line(f"{family}: {slowest:.0f} processor seconds", slowest <= CPU_S, f"{CPU_S:.0f} or less")]
 
 
@@ -87,7 +105,9 @@ def write(family: str, text: str) -> None:
 
 def main() -> int:
     marked = PAGE.read_text()
-    names = sys.argv[1:] or [path.stem for path in sorted(SPECS.glob("*.yaml")) if f"<!-- {path.stem}: begin" in marked]
+    names = sys.argv[1:] or [
+        path.stem for path in sorted(LIBRARY.glob("*.yaml")) if f"<!-- {path.stem}: begin" in marked
+    ]
     seeds = [int(seed) for seed in os.environ.get("SEEDS", "").split()] or FIXED
     if SMALL:
         names, seeds = names[:1], [0]
@@ -96,7 +116,7 @@ def main() -> int:
         runs: dict[int, Run] = {}
         for seed in seeds:
             with TemporaryDirectory(prefix=f"agentrl-{family}-") as store:
-                runs[seed] = run(seed, store, file_of(family, store), policies(family))
+                runs[seed] = with_outcomes(run(seed, store, file_of(family, store), policies(family)), store)
         print(f"\n{table(runs)}\n", flush=True)
         met += verdicts(family, runs)
         if seeds == FIXED:

@@ -121,19 +121,25 @@ def run(
     return Run(metrics, wall, cpu, peak, others)
 
 
-def learned(seed: int) -> Run:
-    """The quickstart with one seed, and the outcome of each held-out task."""
+def with_outcomes(made: Run, folder: str) -> Run:
+    """A run with the outcomes of its policies on held-out tasks, from its store."""
     import agentrl
 
+    rows = agentrl.Store(folder).sql(
+        "select stage, task_id, tags, success from trajectories where stage like 'eval_%'"
+    ).to_dicts()  # fmt: skip
+    for policy, measured in made.metrics.items():
+        chosen = {0.0: "greedy", 1.0: "sampled"}.get(measured.get("control_temperature", 0.0), "control")
+        ours = [row for row in rows if row["stage"] == f"eval_{policy}" and "dev" not in row["tags"]]
+        for result, tag in ((made.greedy, "greedy"), (made.control, chosen)):
+            result[policy] = {row["task_id"]: bool(row["success"]) for row in ours if tag in row["tags"]}
+    return made
+
+
+def learned(seed: int) -> Run:
+    """The quickstart with one seed, and the outcome of each held-out task."""
     with TemporaryDirectory(prefix="agentrl-quickstart-") as folder:
-        made = run(seed, f"{folder}/store")
-        store = agentrl.Store(f"{folder}/store")
-        rows = store.sql("select stage, task_id, tags, success from trajectories where stage like 'eval_%'").to_dicts()
-        for policy, measured in made.metrics.items():
-            chosen = {0.0: "greedy", 1.0: "sampled"}.get(measured.get("control_temperature", 0.0), "control")
-            ours = [row for row in rows if row["stage"] == f"eval_{policy}" and "dev" not in row["tags"]]
-            for result, tag in ((made.greedy, "greedy"), (made.control, chosen)):
-                result[policy] = {row["task_id"]: bool(row["success"]) for row in ours if tag in row["tags"]}
+        made = with_outcomes(run(seed, f"{folder}/store"), f"{folder}/store")
         [artifact] = Path(folder).glob("store/artifacts/tags/**/table.parquet")
         for row in pq.read_table(artifact).to_pylist():
             if (row["policy"], row["decoding"], row["split"]) == (POLICIES[-1], "greedy", "heldout"):

@@ -7,6 +7,7 @@ import sys
 from collections import Counter, defaultdict
 from importlib import import_module
 from pathlib import Path
+from symtable import symtable
 
 import pytest
 
@@ -128,6 +129,21 @@ def test_locals_say_what_they_are() -> None:
             if name in VAGUE:
                 vague.append(f"{path.relative_to(ROOT)}:{line} binds `{name}`")
     assert vague == []
+
+
+def test_benchmarks_import_from_each_other_what_is_there() -> None:
+    """They are run by hand, so that a name that has moved would be missed."""
+    texts = {path.stem: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
+    names = {stem: symtable(text, stem, "exec").get_identifiers() for stem, text in texts.items()}
+    wanted = [
+        (stem, node.module, alias.name)
+        for stem, text in texts.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and node.module in names
+        for alias in node.names
+    ]
+    assert wanted
+    assert [want for want in wanted if want[2] not in names[want[1]]] == []
 
 
 def test_locals_of_the_pages_say_what_they_are() -> None:

@@ -83,12 +83,12 @@ def no_movement(case: Case) -> Finding | None:
 
 def entropy_collapse(case: Case) -> Finding | None:
     """The entropy of the first steps falls to less than a twentieth within the run, and success does not rise by more
-    than 0.02."""
+    than 0.02. A supervised stage has no success: there it is the aim that entropy falls."""
     entropy, success = curve(case, "entropy"), curve(case, "success")
-    if len(entropy) < 6:
+    if len(entropy) < 6 or not success:
         return None
     before, after = entropy[0], fmean(thirds(entropy)[1])
-    if before <= 0 or after > before / 20 or (success and fmean(thirds(success)[1]) > fmean(thirds(success)[0]) + 0.02):
+    if before <= 0 or after > before / 20 or fmean(thirds(success)[1]) > fmean(thirds(success)[0]) + 0.02:
         return None
     return Finding(
         "the policy collapsed onto one answer",

@@ -147,6 +147,8 @@ def test_what_did_not_move_and_what_collapsed_name_the_learning_rate() -> None:
         assert "0.0015" in finding.evidence, "the rate that was taken"
     risen = replace(HEALTHY, metrics=steps(entropy=lambda x: max(0.01, 1.0 - 4 * x)))
     assert examine(risen) == [], "sure of what is right is no collapse"
+    imitated = steps(entropy=lambda x: max(0.01, 1.0 - 4 * x), success=lambda x: None)
+    assert examine(replace(HEALTHY, metrics=imitated)) == [], "to be sure is the aim of a supervised stage"
     still = steps(reference_kl=lambda x: None, behaviour_kl=lambda x: 1e-7)
     assert examine(replace(HEALTHY, metrics=still)) == [], "one update: rollouts are the policy's own"
     [finding] = examine(replace(HEALTHY, metrics=still, updates=2))

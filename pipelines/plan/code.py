@@ -53,6 +53,7 @@ USED_IF_SET: Mapping[str, str] = {
     "deepspeed": "deepspeed",
     "agentrl.training.lora": "optimizer.lora",
     "peft": "optimizer.lora",
+    "bitsandbytes": "optimizer.lora.quantize",
     "agentrl.online.critic": "algorithm.critic",
     "agentrl.online.off_policy": "algorithm.off_policy",
     "agentrl.pipelines.parts.retrieved": "context",

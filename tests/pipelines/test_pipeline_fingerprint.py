@@ -286,7 +286,12 @@ def test_canonical_forms_of_other_types() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "entering"),
-    [("{}", set()), ("{optimizer: {lora: {rank: 4}}}", {"peft"}), ("{deepspeed: {zero: 1}}", {"deepspeed"})],
+    [
+        ("{}", set()),
+        ("{optimizer: {lora: {rank: 4}}}", {"peft"}),
+        ("{optimizer: {lora: {quantize: nf4}}}", {"peft", "bitsandbytes"}),
+        ("{deepspeed: {zero: 1}}", {"deepspeed"}),
+    ],
 )
 def test_an_optional_package_enters_only_where_the_config_uses_it(
     tmp_path: Path, setting: str, entering: set[str]
@@ -298,10 +303,12 @@ stages:
   expert: {{uses: trajectories.synthesize, inputs: {{tasks: tasks.train}}}}
   warm: {{uses: train.sft, inputs: {{trajectories: expert}}, with: {{model: {{init: tiny}}, steps: 1, batch: 4}}}}
   next: {{uses: train.sft, inputs: {{trajectories: expert, model: warm}}, with: {setting}}}
+  grpo: {{uses: train.grpo, inputs: {{tasks: tasks.train, model: warm}}, with: {setting}}}
 """)
     store = str(tmp_path / "store")
-    plan = make_plan(load(str(tmp_path / "p.yaml")), Catalog(store), store)
-    assert {"peft", "deepspeed"} & set(plan.steps["next"].ingredients.packages) == entering
+    steps = make_plan(load(str(tmp_path / "p.yaml")), Catalog(store), store).steps
+    for name in ("next", "grpo"):
+        assert {"peft", "bitsandbytes", "deepspeed"} & set(steps[name].ingredients.packages) == entering, name
 
 
 class Judge(StageConfig):

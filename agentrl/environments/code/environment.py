@@ -7,7 +7,7 @@ must (pass to pass). See :mod:`agentrl.environments.code.checks` for why they ca
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -90,9 +90,11 @@ class CodeEpisode(CodingEpisode["Code"]):
         files: dict[str, str] = self.metadata["files"]
         super().__init__(family, task, files, files | json.loads(task.ground_truth))
         self.share = 0.0
-        if unknown := family.config.unknown:
-            random = Random(task.task_id)
-            self.intended = {path: self._guessed(path, unknown, random) for path in self.solution}
+
+    def intended(self) -> Mapping[str, str]:
+        """The solution, with guesses for the steps that the expert does not know: of one task always the same."""
+        unknown, random = self.family.config.unknown, Random(self.task.task_id)
+        return {path: self._guessed(path, unknown, random) for path in self.solution} if unknown else self.solution
 
     def _guessed(self, path: str, unknown: int, random: Random) -> str:
         """A file of the solution as the expert writes it, with guesses for the steps that it adds and does not know."""

@@ -31,8 +31,6 @@ class CodingEpisode(ToolEpisode[F], Generic[F]):
     def __init__(self, family: F, task: Task, given: Mapping[str, str], solution: Mapping[str, str]) -> None:
         super().__init__(family, task)
         self.given, self.solution = given, solution
-        self.intended = solution
-        """The files as an expert means to leave them."""
         self.files = Workspace(given)
         self.seen: set[str] = set()
         self.tested: dict[str, str] = {}
@@ -104,21 +102,26 @@ class CodingEpisode(ToolEpisode[F], Generic[F]):
 
     def advise(self) -> Message:
         """Read what is to be changed, change it, run the tests, and end."""
-        wrong = [path for path in self.intended if self.files.get(path) != self.intended[path]]
+        intended = self.intended()
+        wrong = [path for path in intended if self.files.get(path) != intended[path]]
         if wrong and wrong[0] not in self.seen:
             return self.calling("read", path=wrong[0])
         if wrong:
-            return self._correction(wrong[0])
+            return self._correction(wrong[0], intended[wrong[0]])
         if self.tested != self.files:
             return self.calling("run_tests")
         return self.saying("done")
 
-    def _correction(self, path: str) -> Message:
-        """An edit of the first line that is not as intended; of the whole file if that line is not unique."""
-        now, then = self.files.get(path, "").splitlines(), self.intended[path].splitlines()
+    def intended(self) -> Mapping[str, str]:
+        """The files as an expert means to leave them."""
+        return self.solution
+
+    def _correction(self, path: str, text: str) -> Message:
+        """An edit of the first line that differs from ``text``; of the whole file if that line is not unique."""
+        now, then = self.files.get(path, "").splitlines(), text.splitlines()
         differ = [number for number, (ours, right) in enumerate(zip(now, then, strict=False)) if ours != right]
         if not differ or "\n".join(now).count(now[differ[0]]) != 1 or not now[differ[0]]:
-            return self.calling("edit", path=path, old="", new=self.intended[path])
+            return self.calling("edit", path=path, old="", new=text)
         first = differ[0]
         new = then[first : len(then) - len(now) + first + 1] if len(then) > len(now) else [then[first]]
         return self.calling("edit", path=path, old=now[first], new="\n".join(new))

@@ -57,18 +57,6 @@ COURSES = {
     "program_io": Course(
         {"type": "program_io", "levels": [1], "kinds": ["deduction"]}, 1024, 128, 1e-3, warm_steps=600
     ),
-    "code, doubtful": Course(
-        {"type": "code", "levels": [1]},
-        512,
-        512,
-        1e-3,
-        warm_steps=100,
-        sft_lr=2e-3,
-        keeps={"keep": 1},
-        vocabulary=768,
-        size={"turn": 64},
-        batch=16,
-    ),
     "search_qa": Course(
         {"type": "search_qa", "levels": [1, 2], "size": 60},
         768,
@@ -82,5 +70,6 @@ COURSES = {
         judged=256,
     ),
 }
+COURSES["code, doubtful"] = replace(COURSES["code"], train=512, warm_steps=100)
 if SMALL:
     COURSES = {name: replace(course, train=24, warm_steps=8) for name, course in COURSES.items()}

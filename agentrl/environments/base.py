@@ -169,6 +169,11 @@ class NoTaskError(ValueError):
     """A text that somebody proposes is no task. The message is a word for why, by which stages count it."""
 
 
+def not_a_task(why: str = "") -> str:
+    """What stages count a proposal as that is no task, with a word for why if the environment gave one."""
+    return f"not_a_task_{why}" if why else "not_a_task"
+
+
 class Advised(Protocol):
     """An episode that knows what an expert would do next, from wherever it is."""
 

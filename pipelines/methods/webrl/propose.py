@@ -15,7 +15,7 @@ from pydantic import Field
 
 from agentrl.engines.blocking import blocking
 from agentrl.engines.seeds import stream
-from agentrl.environments.base import NoTaskError
+from agentrl.environments.base import NoTaskError, not_a_task
 from agentrl.pipelines.handles import Table, Tasks
 from agentrl.pipelines.parts.common import count, environment, secrets_of, warn_of_error
 from agentrl.pipelines.parts.measured_tasks import MeasuredTasks, refuse_measured_tasks
@@ -128,14 +128,12 @@ class Gate:
     async def consider(self, text: str, shown: Sequence[Task]) -> str:
         """Why a text is refused that was proposed after some tasks; empty if it became a task."""
         random = Random(stream(self._seed, "proposal", len(self.proposals)))
-        like = random.choice(shown)
+        like, task, why = random.choice(shown), None, ""
         try:
             made = self._environments[like.env].proposed(text, like, random)
             task = await made if isawaitable(made) else made
         except NoTaskError as error:
-            refused = f"not_a_task_{error}"
-            self.proposals.append({"text": text, "task_id": None, "refused": refused})
-            return refused
+            why = str(error)
         except Exception as error:  # of the environment, at a text that it did not expect
             self.error = self.error or "".join(traceback.format_exception(error))
             self.proposals.append({"text": text, "task_id": None, "refused": "env_error"})
@@ -143,16 +141,16 @@ class Gate:
         if not isinstance(task, Task | None):
             raise TypeError(f"proposed() of env {like.env!r} returned {task!r:.80}; return a Task, or None for no task")
         task = task and task.model_copy(update={"env": like.env, "split": like.split})
-        refused = self._refused(task)
+        refused = self._refused(task, why)
         self.proposals.append({"text": text, "task_id": task and task.task_id, "refused": refused or None})
         if task and not refused:
             self._known.add(task.prompt)
             self.tasks.append(task)
         return refused
 
-    def _refused(self, task: Task | None) -> str:
+    def _refused(self, task: Task | None, why: str) -> str:
         if task is None:
-            return "not_a_task"
+            return not_a_task(why)
         return "doubled" if task.prompt in self._known else self._held_out.why(task) or ""
 
 

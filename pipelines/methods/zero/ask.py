@@ -9,6 +9,7 @@ from pydantic import Field
 
 from agentrl.engines.seeds import stream
 from agentrl.environments import EnvironmentChoice
+from agentrl.environments.base import not_a_task
 from agentrl.environments.propose import Propose, shown_by
 from agentrl.environments.task_splits import digest
 from agentrl.pipelines.handles import Tasks, Trajectories
@@ -78,7 +79,7 @@ def from_proposals(
     for row in rows:
         task = made[row.trajectory_id]
         if task is None:
-            why = refusal(row) if row.reward is not None else str(row.termination)
+            why = not_a_task(reason(row)) if row.reward is not None else str(row.termination)
         elif task.prompt in {shown.prompt for shown in shown_by(known.of(row))}:
             why = "shown"
         else:
@@ -96,10 +97,9 @@ def named(task: Task) -> tuple[str, str]:
     return task.env, task.prompt
 
 
-def refusal(row: Trajectory) -> str:
-    """``not_a_task``, and why, if the environment of the proposal said it."""
-    why = json.loads(row.final_state).get("why")
-    return f"not_a_task_{why}" if why else "not_a_task"
+def reason(row: Trajectory) -> str:
+    """Why a proposal is no task, in a word; empty if its environment does not say."""
+    return str(json.loads(row.final_state).get("why", ""))
 
 
 def made_by(row: Trajectory) -> Task | None:

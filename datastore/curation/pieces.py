@@ -6,6 +6,7 @@ is not kept. All kept evidence can be deleted at any time."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
@@ -159,7 +160,9 @@ def read(
     source = storage.open(key) if isinstance(storage, S3Storage) else storage.root / key
     wanted = np.arange(piece.end - piece.start) if places is None else places
     wanted = wanted.astype(np.int64) + piece.start
-    with pq.ParquetFile(source, pre_buffer=isinstance(storage, S3Storage)) as file:
+    footer, leaves = _footer(storage, key)
+    whole = set(columns) <= leaves
+    with pq.ParquetFile(source, metadata=footer, pre_buffer=isinstance(storage, S3Storage)) as file:
         stored = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
         sizes = [group.num_rows for group in stored]
         shares = [max(group.num_rows / ROWS_AT_ONCE, group.total_byte_size / BYTES_AT_ONCE) for group in stored]
@@ -169,7 +172,7 @@ def read(
         for number in np.unique(turn).tolist():
             some = groups[turn == number]
             inside = np.concatenate([np.arange(starts[group], starts[group + 1]) for group in some])
-            rows = _leaves(file, some.tolist(), columns)
+            rows = _leaves(file, some.tolist(), columns, whole)
             chosen = np.flatnonzero(np.isin(inside, wanted))
             yield rows if len(chosen) == rows.num_rows else rows.take(chosen)
 
@@ -186,10 +189,16 @@ def together(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def _leaves(file: pq.ParquetFile, groups: list[int], columns: Sequence[str]) -> pa.Table:
+@lru_cache(maxsize=1)
+def _footer(storage: LocalStorage | S3Storage, key: str) -> tuple[pq.FileMetaData, set[str]]:
+    """What a data file says of itself, and the paths of its leaves. All pieces of a file in turn share it."""
+    with pq.ParquetFile(storage.open(key) if isinstance(storage, S3Storage) else storage.root / key) as file:
+        return file.metadata, {file.schema.column(number).path for number in range(len(file.schema))}
+
+
+def _leaves(file: pq.ParquetFile, groups: list[int], columns: Sequence[str], whole: bool) -> pa.Table:
     """Leaves of columns of some row groups; of a file of an older schema, which lacks one of them, whole columns."""
-    paths = {file.schema.column(number).path for number in range(len(file.schema))}
-    if set(columns) <= paths:
+    if whole:
         return file.read_row_groups(groups, columns=list(columns), use_threads=False)
     from agentrl.datastore.table.older_schemas import to_read, upgrade
 

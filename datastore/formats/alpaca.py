@@ -14,7 +14,7 @@ from agentrl.datastore.formats.origin import BESIDE, beside, unspent
 from agentrl.datastore.formats.rows import canonical, make_row
 from agentrl.datastore.formats.source import Row, Source, each
 
-_KNOWN = frozenset({"instruction", "input", "output", "system", "history", "chosen", "rejected", "kto_tag"})
+_KNOWN = frozenset({"instruction", "input", "output", "system", "history", "chosen", "rejected", "kto_tag"}) | BESIDE
 _KNOWN_PAIR, _KNOWN_ONE = _KNOWN - {"output", "kto_tag"}, _KNOWN - {"rejected"}
 
 
@@ -33,7 +33,7 @@ def read(source: Source) -> Iterator[Row]:
         asked = "\n".join(filter(None, (line["instruction"], line.get("input"))))
         opening.append({"role": "user", "content": asked})
         paired = "chosen" in line
-        source.notes.rest(line, (_KNOWN_PAIR if paired else _KNOWN_ONE) | BESIDE)
+        source.notes.rest(line, _KNOWN_PAIR if paired else _KNOWN_ONE)
         origin = beside(line, source.notes)
         sides = [("output", source.notes.outcome(line, "kto_tag"))]
         if paired:

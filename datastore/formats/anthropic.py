@@ -20,7 +20,7 @@ from typing import Any
 
 from agentrl.datastore.formats.annotated import in_record
 from agentrl.datastore.formats.files import write_lines
-from agentrl.datastore.formats.messages import json_text, text_of, tools_text
+from agentrl.datastore.formats.messages import json_text, only_text, text_of, tools_text
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.origin import BESIDE, within
 from agentrl.datastore.formats.rows import answered, make_row, termination
@@ -28,9 +28,9 @@ from agentrl.datastore.formats.source import Row, Source, each
 from agentrl.datastore.formats.valid import functions
 from agentrl.schemas.trajectory import Message, Role, Termination, ToolCall, Trajectory
 
-_KNOWN = frozenset({"system", "messages", "tools", "model", "response", "request", "stop_reason"})
+_KNOWN = frozenset({"system", "messages", "tools", "model", "response", "request", "stop_reason"}) | BESIDE
 _KNOWN_MESSAGE = frozenset({"role", "content"})
-_KNOWN_RESPONSE = frozenset({"role", "content", "type", "model", "stop_reason"})
+_KNOWN_RESPONSE = frozenset({"role", "content", "type", "model", "stop_reason"}) | BESIDE
 _KNOWN_CALL = frozenset({"type", "id", "name", "input"})
 _KNOWN_RESULT = frozenset({"type", "tool_use_id", "content", "is_error"})
 _KNOWN_THOUGHT = frozenset({"type", "thinking"})
@@ -90,9 +90,9 @@ def read(source: Source) -> Iterator[Row]:
         asked = {"messages": []} if record.get("type") == "message" else record.get("request") or record
         answer = record if record.get("type") == "message" else record.get("response") or {}
         if asked is not record and answer is not record:
-            notes.rest(record, _KNOWN | BESIDE)
-        notes.rest(asked, _KNOWN | BESIDE)
-        notes.rest(answer, _KNOWN_RESPONSE | BESIDE, "response.")
+            notes.rest(record, _KNOWN)
+        notes.rest(asked, _KNOWN)
+        notes.rest(answer, _KNOWN_RESPONSE, "response.")
         answers = [{"role": "assistant", "content": answer["content"]}] if answer.get("content") else []
         messages, errors = from_blocks([*asked["messages"], *answers], notes)
         if asked.get("system"):
@@ -130,8 +130,13 @@ class _Talk:
         self._names: dict[str, str] = {}
 
     def add(self, raw: dict[str, Any]) -> None:
-        self.notes.rest(raw, _KNOWN_MESSAGE, "messages.")
+        if not raw.keys() <= _KNOWN_MESSAGE:
+            self.notes.rest(raw, _KNOWN_MESSAGE, "messages.")
         role, content = raw["role"], raw.get("content")
+        alone = content[0] if type(content) is list and len(content) == 1 else None
+        if (only := only_text(alone)) is not None:
+            self.messages.append({"role": role, "content": only})
+            return
         message: dict[str, Any] = {"role": role, "content": content if isinstance(content, str) else ""}
         texts: list[Any] = []
         for block in content if isinstance(content, list) else []:

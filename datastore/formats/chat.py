@@ -35,6 +35,8 @@ from agentrl.schemas.json_text import loads
 from agentrl.schemas.trajectory import Trajectory
 
 _KNOWN = frozenset({"messages", "tools", "functions", "label", "system", "request"}) | BESIDE
+_KNOWN_PLAIN = _KNOWN - {*SETTINGS}
+"""Keys of a record without settings and without a completion."""
 
 
 def is_chat(value: Any) -> bool:
@@ -83,6 +85,8 @@ def read(source: Source) -> Iterator[Row]:
 
 def _count_rest(line: dict[str, Any], answer: str | None, notes: Notes) -> None:
     """Count what no column takes of a record."""
+    if _KNOWN_PLAIN.issuperset(line):
+        return
     settings = [name for name in SETTINGS if isinstance(line.get(name), dict)]
     notes.rest(line, _KNOWN | {answer or "", *settings})
     for name in settings:
@@ -98,6 +102,8 @@ def _tools(line: dict[str, Any]) -> str:
 
 def _tools_taken_out(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
     """Messages without the parts that hold tools, as version 1 of LLaMA-Factory has them, and these tools."""
+    if not [message for message in messages if isinstance(message.get("content"), list)]:
+        return list(messages), []
     rest, tools = [], []
     for message in messages:
         if isinstance(content := message.get("content"), list):

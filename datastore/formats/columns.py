@@ -47,6 +47,7 @@ _MESSAGE = LENIENT_SCHEMA.field("messages").type
 _CALL = _MESSAGE.value_type.field("tool_calls").type
 _FIELDS = [name for name in Message.model_fields if name != "tool_calls"]
 _PLAIN_FIELDS = [name for name in _FIELDS if name not in ("role", "content")]
+_MORE_FIELDS = frozenset(_PLAIN_FIELDS)
 _KNOWN = Message.model_fields.keys()
 _ROW_FIELDS = Trajectory.model_fields.keys()
 _CALL_FIELDS = ToolCall.model_fields.keys()
@@ -142,20 +143,26 @@ class _Columns:
         rows = [row for row, _, _ in waiting]
         talks = [row["messages"] for row in rows]
         messages = list(chain.from_iterable(talks))
-        given, names = set().union(*rows), set().union(*messages)
+        more = [(at, message) for at, message in enumerate(messages) if len(message) > 2 or "content" not in message]
+        given, names = set().union(*rows), set().union(*[message for _, message in more])
         if not (given <= _ROW_FIELDS and names <= _KNOWN):
             raise ValueError("has a field that is not known")
         fields = {
             "role": [message["role"] for message in messages],
             "content": [message.get("content", "") for message in messages],
         }
-        fields |= {name: [message.get(name) for message in messages] for name in _PLAIN_FIELDS if name in names}
+        for name in names & _MORE_FIELDS:
+            fields[name] = values = list[Any]([None]) * len(messages)
+            for at, message in more:
+                values[at] = message.get(name)
         lengths = [0] * len(messages)
         parts: list[list[str]] = []
         if "tool_calls" in names:
-            calls_of_message = [message.get("tool_calls") or () for message in messages]
-            lengths = list(map(len, calls_of_message))
-            calls = list(chain.from_iterable(calls_of_message))
+            calls: list[dict[str, str]] = []
+            for at, message in more:
+                if own := message.get("tool_calls"):
+                    lengths[at] = len(own)
+                    calls += own
             if set(map(len, calls)) - {len(_CALL_FIELDS)}:
                 raise ValueError("has a call with other fields than a call has")
             parts = [[call[name] for call in calls] for name in _CALL_FIELDS]

@@ -112,6 +112,8 @@ def text_of(content: Any, notes: Notes, prefix: str = "messages.content.", data:
         return content
     if content is None:
         return ""
+    if isinstance(content, list) and len(content) == 1 and (text := only_text(content[0])) is not None:
+        return text
     if isinstance(content, list) and not (data and any(not _is_part(part) for part in content)):
         texts = [_part_text(part, notes, prefix) for part in content]
         return ("\n" if None in texts else "").join(filter(None, texts))
@@ -120,6 +122,13 @@ def text_of(content: Any, notes: Notes, prefix: str = "messages.content.", data:
     if isinstance(content, dict) and not data:
         raise ValueError(f"{prefix.rstrip('.')} is an object with the keys {', '.join(list(content)[:5])}, not text")
     return json.dumps(content, ensure_ascii=False)
+
+
+def only_text(part: Any) -> str | None:
+    """The text of a part that is nothing but text, as most are."""
+    if type(part) is dict and len(part) == 2 and part.get("type") in _TEXT and type(text := part.get("text")) is str:
+        return text
+    return None
 
 
 def _is_part(value: Any) -> bool:
@@ -132,14 +141,14 @@ def _part_text(part: Any, notes: Notes, prefix: str) -> str | None:
     """The text of a part; None if it is no text."""
     if isinstance(part, str):
         return part
+    if (text := only_text(part)) is not None:
+        return text
     kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
     if isinstance(part, dict) and kind in _TEXT:
-        if len(part) == 2 and "type" in part and type(text := part.get("text")) is str:
-            return text  # most parts are only that
         for key in _TEXT_KEYS:
-            if isinstance(text := part.get(key), str):
+            if isinstance(value := part.get(key), str):
                 notes.rest(part, _PART[key], prefix)
-                return text
+                return value
     notes.ignored[prefix + (str(kind)[:60] if kind else "part")] += 1
     return None
 
@@ -149,8 +158,10 @@ def call(value: Any, notes: Notes, fallback_id: str = "") -> dict[str, Any]:
     value = json.loads(value) if isinstance(value, str) else value
     function = value.get("function")
     if isinstance(function, dict):
-        notes.rest(value, _AROUND_CALL, "messages.tool_calls.")
-        notes.rest(function, _KNOWN_CALL, "messages.tool_calls.function.")
+        if not _AROUND_CALL.issuperset(value):
+            notes.rest(value, _AROUND_CALL, "messages.tool_calls.")
+        if not _KNOWN_CALL.issuperset(function):
+            notes.rest(function, _KNOWN_CALL, "messages.tool_calls.function.")
     else:
         function = value
         notes.rest(value, _FLAT_CALL, "messages.tool_calls.")
@@ -171,7 +182,7 @@ def from_chat(chat: Iterable[dict[str, Any]], notes: Notes) -> list[dict[str, An
         if text and len(raw) == 2 and role in _PLAIN:
             messages.append(raw)  # most messages have only these fields
             continue
-        if text and raw.keys() <= _SIMPLE:
+        if text and _SIMPLE.issuperset(raw):
             message = _simple(raw, role, notes)
         else:
             key, error = says_error(raw) if ROLES.get(role) == "tool" else (None, None)

@@ -19,6 +19,7 @@ from agentrl.datastore.formats.source import Row, Source, each
 _KNOWN = frozenset(
     {"responses_create_params", "response", "reward", "agent_ref", "id", "_ng_task_index", "_ng_rollout_index"}
 )
+_KNOWN_AGENT = frozenset({"name", "type"})
 _TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
@@ -36,7 +37,7 @@ def read(source: Source) -> Iterator[Row]:
         source.notes.rest(record, _KNOWN | metrics.keys())
         source.notes.inside(record, {"responses_create_params": KNOWN, "response": KNOWN})
         agent = record.get("agent_ref") if isinstance(record.get("agent_ref"), dict) else {}
-        source.notes.rest(agent or {}, frozenset({"name", "type"}), "agent_ref.")
+        source.notes.rest(agent or {}, _KNOWN_AGENT, "agent_ref.")
         task = record.get("id", record.get("_ng_task_index"))
         asked, output = record["responses_create_params"], (record.get("response") or {}).get("output") or []
         if output and isinstance(output[-1], list):

@@ -39,6 +39,8 @@ _KNOWN_META = {
     "": frozenset({"tool_call_id", "function_name", "model_response", "total_calls_in_response"}),
     "model_response": frozenset({"id", "choices", "model", "object"}),
 }
+_KNOWN_TEXT = frozenset({"content", "tools"})
+_KNOWN_CHOICE = frozenset({"message", "index"})
 _KNOWN_SAID = frozenset({"role", "content", "tool_calls", "reasoning_content"})
 _KNOWN_SDK = {
     "SystemPromptEvent": frozenset({"kind", "source", "system_prompt", "tools", "dynamic_context"}),
@@ -135,7 +137,7 @@ def _origin(events: list[dict[str, Any]], line: dict[str, Any], source: Source) 
     if isinstance(usage, dict):
         spent.tokens(count(usage.get("prompt_tokens")), count(usage.get("completion_tokens")))
     spent.paid(metrics.get("accumulated_cost"), "metrics.accumulated_cost")
-    times = (moment(event.get("timestamp")) for event in events)
+    times = (moment(event["timestamp"]) for event in events if event.get("timestamp"))
     return {"source_time": next((time for time in times if time), None)} | spent.fields()
 
 
@@ -190,7 +192,7 @@ class _Talk:
             self.notes.rest({k: v for k, v in event.items() if k in _EVENT}, _KNOWN_ACTION)
         content = args.get("content")
         if name in ("system", "message"):
-            self.notes.rest(args, {"content", "tools"}, "args.")
+            self.notes.rest(args, _KNOWN_TEXT, "args.")
         if name == "system":
             self.chat.append({"role": "system", "content": content})
             self.tools = args.get("tools") or []
@@ -223,7 +225,7 @@ class _Talk:
         choices = response.get("choices") or []
         message = choices[0].get("message") if choices else None
         for choice in choices[:1]:
-            self.notes.rest(choice, frozenset({"message", "index"}), "tool_call_metadata.model_response.choices.")
+            self.notes.rest(choice, _KNOWN_CHOICE, "tool_call_metadata.model_response.choices.")
         if not message:
             function = {"name": meta.get("function_name"), "arguments": event.get("args") or {}}
             message = {"content": "", "tool_calls": [{"id": meta.get("tool_call_id"), "function": function}]}

@@ -286,10 +286,11 @@ def _spent(span: dict[str, Any], attributes: dict[str, Any], notes: Notes) -> di
     pairs += [(span.get("promptTokens"), span.get("completionTokens"))]
     pairs += [(langfuse.get("input"), langfuse.get("output"))] if isinstance(langfuse, dict) else []
     for asked, output_key in pairs:
-        if spent.prompt is None and spent.completion is None:
+        given = asked is not None or output_key is not None  # of many spellings a span has one
+        if given and spent.prompt is None and spent.completion is None:
             spent.tokens(count(asked), count(output_key))
     for name, cost in [(name, attributes.get(name)) for name in _COST] + [(n, span.get(n)) for n in _LANGFUSE_COSTS]:
-        if spent.cost is None:
+        if cost is not None and spent.cost is None:
             spent.paid(cost, name)
     return spent.fields()
 

@@ -165,7 +165,7 @@ def _says(message: dict[str, Any]) -> bool:
 
 def _text(content: Any, notes: Notes, data: bool = False) -> str:
     if not isinstance(content, list):
-        return text_of(content, notes, data=data)
+        return content if isinstance(content, str) else text_of(content, notes, data=data)
     parts = []
     for part in content:
         key = _TEXTS.get(str(part.get("type"))) if isinstance(part, dict) else None

@@ -96,8 +96,8 @@ def make_row(
     if row["termination"] in INFRASTRUCTURE and {row.get("reward"), row.get("success")} != {None}:
         row["tags"] = [*row.get("tags", ()), f"excluded_reward:{row.get('reward')}"]
         row |= {"reward": None, "success": None}
-    if "n_tool_errors" not in row and (errors := sum(message.get("error") is True for message in messages)):
-        row["n_tool_errors"] = errors
+    if "n_tool_errors" not in row and (errors := [message for message in messages if message.get("error") is True]):
+        row["n_tool_errors"] = len(errors)
     if "trajectory_id" in row:
         row.setdefault("episode_id", row["trajectory_id"])
     if not row.get("action_mask"):  # what counts tokens says nothing without them

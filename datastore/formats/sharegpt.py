@@ -30,7 +30,7 @@ from agentrl.schemas.json_text import loads
 from agentrl.schemas.trajectory import Message, Role, Trajectory
 
 _SIDES = ("chosen_messages", "rejected_messages")
-_KNOWN = frozenset({"conversations", "system", "tools", "chosen", "rejected", "kto_tag"} | {*_SIDES})
+_KNOWN = frozenset({"conversations", "system", "tools", "chosen", "rejected", "kto_tag"} | {*_SIDES}) | BESIDE
 _KNOWN_TURN = frozenset({"from", "value"})
 
 
@@ -58,7 +58,7 @@ def _is_pair_of_chats(head: Any) -> bool:
 
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(line, _KNOWN | BESIDE)
+        source.notes.rest(line, _KNOWN)
         origin = beside(line, source.notes)
         messages = _messages(line, line["conversations"], source)
         success = source.notes.outcome(line, "kto_tag")
@@ -70,7 +70,7 @@ def read(source: Source) -> Iterator[Row]:
 
 def read_preference(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(line, _KNOWN | BESIDE)
+        source.notes.rest(line, _KNOWN)
         origin = beside(line, source.notes)
         if _is_pair_of_chats(line):
             sides = [from_chat(line[side], source.notes) for side in _SIDES]
@@ -98,7 +98,8 @@ def _messages(line: dict[str, Any], turns: list[dict[str, Any]], source: Source)
     messages = [{"role": "system", "content": line["system"]}] if line.get("system") else []
     pending: list[dict[str, Any]] = []
     for turn in turns:
-        source.notes.rest(turn, _KNOWN_TURN, "conversations.")
+        if not turn.keys() <= _KNOWN_TURN:
+            source.notes.rest(turn, _KNOWN_TURN, "conversations.")
         kind, value = turn["from"], turn["value"]
         if kind == "function_call":
             parsed = loads(value)

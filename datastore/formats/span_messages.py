@@ -12,6 +12,9 @@ from agentrl.datastore.formats.notes import Notes
 FLAT = re.compile(r"(?:llm\.(input|output)_messages|gen_ai\.(prompt|completion))\.(\d+)\.(?:message\.)?(.+)")
 _CALL = re.compile(r"tool_calls\.(\d+)\.(?:tool_call\.)?(?:function\.)?(id|name|arguments)")
 _PART = re.compile(r"contents\.(\d+)\.(?:message_content\.)?(.+)")
+_KNOWN_MESSAGE = frozenset({"role", "parts", "finish_reason"})
+_KNOWN_CALL = frozenset({"type", "id", "name", "arguments"})
+_KNOWN_ANSWERS = {key: frozenset({"type", "id", key}) for key in ("response", "result")}
 MESSAGES = ("gen_ai.input.messages", "gen_ai.output.messages")
 
 
@@ -58,18 +61,18 @@ def _part_texts(parts: list[Any], notes: Notes) -> str:
 
 def _from_parts(raw: dict[str, Any], notes: Notes) -> list[dict[str, Any]]:
     """A message of the conventions, and its tool answers as messages of their own."""
-    notes.rest(raw, frozenset({"role", "parts", "finish_reason"}), "messages.")
+    notes.rest(raw, _KNOWN_MESSAGE, "messages.")
     message: dict[str, Any] = {"role": raw["role"], "content": ""}
     answers, rest = [], []
     for part in raw["parts"]:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "tool_call":
-            notes.rest(part, frozenset({"type", "id", "name", "arguments"}), "parts.")
+            notes.rest(part, _KNOWN_CALL, "parts.")
             call = {"id": part.get("id"), "name": part["name"], "arguments": part.get("arguments") or {}}
             message.setdefault("tool_calls", []).append(call)
         elif kind == "tool_call_response":
             key = "response" if "response" in part else "result"
-            notes.rest(part, frozenset({"type", "id", key}), "parts.")
+            notes.rest(part, _KNOWN_ANSWERS[key], "parts.")
             content = text_of(part.get(key), notes, data=True)
             answers.append({"role": "tool", "content": content, "tool_call_id": part.get("id")})
         elif kind == "reasoning":

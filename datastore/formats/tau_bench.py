@@ -21,6 +21,7 @@ _KNOWN = frozenset({"task_id", "reward", "info", "traj", "trial"})
 _KNOWN_INFO = frozenset({"reward_info"})
 _KNOWN_REWARD = frozenset({"reward", "info"})
 _PARTS = ("r_actions", "r_outputs")
+_KNOWN_PARTS = frozenset(_PARTS)
 
 
 def fits(head: Any) -> int:
@@ -43,7 +44,7 @@ def read(source: Source) -> Iterator[Row]:
         known = _KNOWN_REWARD if scored.get("reward") == record.get("reward") else _KNOWN_REWARD - {"reward"}
         source.notes.rest(scored, known, "info.reward_info.")
         detail = scored.get("info") or {}
-        source.notes.rest(detail, frozenset(_PARTS), "info.reward_info.info.")
+        source.notes.rest(detail, _KNOWN_PARTS, "info.reward_info.info.")
         yield make_row(
             from_chat(record["traj"], source.notes),
             source="tau-bench",

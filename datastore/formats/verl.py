@@ -42,7 +42,7 @@ _MESSAGE = pa.struct(
     ]
 )
 _SFT = pa.schema([("messages", pa.list_(_MESSAGE)), ("tools", _TEXT), ("enable_thinking", pa.bool_())])
-_KNOWN = frozenset(_SFT.names)
+_KNOWN = frozenset(_SFT.names) | BESIDE
 NO_TOOLS = "[]"
 _TASK_INFO = ("split", "task_id", "level", "verifier", "tools", "metadata")
 _RL = pa.schema(
@@ -113,7 +113,7 @@ def _line(row: Trajectory) -> dict[str, Any]:
 
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
-        source.notes.rest(line, _KNOWN | BESIDE)
+        source.notes.rest(line, _KNOWN)
         chat = [{key: value for key, value in message.items() if value is not None} for message in line["messages"]]
         messages, origin = from_chat(chat, source.notes), beside(line, source.notes)
         row = make_row(messages, source="verl", origin=origin, tools=tools_text(line.get("tools")))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from agentrl.datastore.curation.pieces import Evidence, Kernel, Piece, pieces_of, shards_of
 from agentrl.datastore.storage.object_store import LocalStorage, S3Storage
 
-ROWS = 2**14
-"""Rows of a shard, if no number of shards is asked for."""
+ROWS = 2**13
+"""Rows of a shard, if no number of shards is asked for: those of a piece, so that few rows are divided evenly too."""
 
 if TYPE_CHECKING:
     import polars as pl

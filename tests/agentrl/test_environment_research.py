@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
 
 from agentrl.environments.research import report
-from agentrl.environments.research.environment import MOST, RETRIES, Research, ResearchConfig
-from agentrl.environments.research.laboratory import FACTORS, NOISE
+from agentrl.environments.research.environment import MOST, RETRIES, Research, ResearchConfig, ResearchEpisode
+from agentrl.environments.research.laboratory import FACTORS, NOISE, TERMS
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.schemas.task import Task
 
@@ -239,3 +240,51 @@ def test_a_search_shows_as_many_papers_as_the_settings_say() -> None:
         assert len(titles) == shown
         assert count.startswith(f"{shown} of ")
         assert titles[0].startswith(paper_of(TASKS[0]).number)
+
+
+def test_a_term_that_the_expert_lacks_is_taken_for_any_factor_unless_values_tell() -> None:
+    names = list(TERMS)
+    environment = Research(ResearchConfig(unknown=2))
+    tasks = environment.tasks({"train": 300}, 0)["train"]
+    taken: dict[str, set[str]] = {}
+    for task in tasks:
+        factor, named = meta(task)["factor"], set(re.findall(r"\w+", task.prompt))
+        assert named & {*TERMS, *TERMS.values()} == {TERMS[factor] if factor in names[:2] else factor}
+        if task.level == 1:
+            episode = ResearchEpisode(environment, task)
+            assert episode.advise() == ResearchEpisode(environment, task).advise(), "of one task always the same"
+            query, dataset = json.loads(episode.advise().tool_calls[0].arguments)["query"].split()
+            assert dataset == meta(task)["dataset"]
+            taken.setdefault(factor, set()).add(query)
+    assert taken.pop("depth") == taken.pop("batch") == {"depth", "batch"}
+    assert taken == {factor: {factor} for factor in names[2:]}, "those are known"
+    rows = [demonstrate(environment, task, 0.0, 0, "t") for task in tasks[:100]]
+    assert all(row.success for row in rows if row.level > 1), "a comparison names values, which are those of one factor"
+    assert not any(row.n_tool_errors for row in rows)
+
+
+def test_a_report_on_another_factor_is_no_success_though_it_is_whole() -> None:
+    environment = Research(ResearchConfig(levels=[1], unknown=len(TERMS)))
+    tasks = environment.tasks({"train": 120}, 0)["train"]
+    rows = [demonstrate(environment, task, 0.0, 0, "t") for task in tasks]
+    right = [bool(row.success) for row in rows]
+    assert 8 <= sum(right) <= 32, "one of six, by chance"
+    assert {row.n_steps for row in rows} == {7}
+    for row, task in zip(rows, tasks, strict=True):
+        query = json.loads(row.messages[1].tool_calls[0].arguments)["query"]
+        assert row.success == (query == f"{meta(task)['factor']} {meta(task)['dataset']}")
+        by_luck = f" is {task.ground_truth}," in json.loads(row.final_state)["report"]["conclusion"]
+        quality = 1 if row.success else 0.5 if by_luck else 0.25
+        paid = 0.30 * quality + 0.15 * 0.93 + 0.10 + 0.45 * row.success
+        assert row.reward == pytest.approx(paid), "4 is a depth and a number of groups; still it was not read"
+        assert not json.loads(row.final_state)["violations"]
+
+
+def test_tasks_without_terms_are_as_they_were() -> None:
+    drawn = Research(ResearchConfig(levels=[1], size=90, shown=1)).tasks({"train": 3}, 0)["train"]
+    assert [task.prompt.removesuffix(" Hand in a report.") for task in drawn] == [
+        "According to the literature, which warmup gives the highest accuracy on delta-2?",
+        "According to the literature, which batch gives the highest accuracy on brill-16?",
+        "According to the literature, which dropout gives the highest accuracy on delta-5?",
+    ]
+    assert drawn[0].task_id == "research-3b1e43ba-train-00000", "the id has a digest of the settings"

@@ -16,7 +16,7 @@ from pydantic import Field
 from agentrl.environments.base import Observation, Score
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.research import report
-from agentrl.environments.research.laboratory import FACTORS, Paper, laboratory
+from agentrl.environments.research.laboratory import FACTORS, TERMS, Paper, laboratory
 from agentrl.environments.task_splits import Draft
 from agentrl.environments.tools import ToolError, tool
 from agentrl.schemas.task import Task
@@ -37,6 +37,13 @@ class ResearchConfig(FamilyConfig):
     size: int = Field(200, ge=4, le=20_000, description="datasets of the laboratory")
     world: int = Field(0, ge=0, description="another number is another laboratory, with other papers")
     shown: int = Field(5, ge=1, le=50, description="papers that a search shows")
+    unknown: int = Field(
+        0,
+        ge=0,
+        le=len(TERMS),
+        description=f"factors, of {len(TERMS)}, for which questions have terms of their own; where values do not give "
+        "it away, the scripted expert takes each for one of these factors at random",
+    )
 
 
 class ResearchEpisode(ToolEpisode["Research"]):
@@ -207,7 +214,7 @@ class ResearchEpisode(ToolEpisode["Research"]):
 
     def advise(self) -> Message:
         """Literature, plan, experiments, analysis, report."""
-        paper = self.paper
+        paper = self._understood()
         if paper.number not in self.was_read:
             if paper.number in self.found:
                 return self.calling("read", paper=paper.number)
@@ -221,7 +228,7 @@ class ResearchEpisode(ToolEpisode["Research"]):
                 return self.calling("analyse", factor=self.factor)
             if self.analysed != self.hypothesis:
                 return self.calling("plan", hypothesis=self.analysed)
-        for section, text in self._written().items():
+        for section, text in self._written(paper).items():
             if self.sections.get(section) != text:
                 return self.calling("write", section=section, text=text)
         return self.calling("submit")
@@ -273,15 +280,21 @@ class ResearchEpisode(ToolEpisode["Research"]):
             ", ".join(f"{value}: {mean}" for value, mean in self._means(self.factor).items()) or "as the paper reports"
         )
 
-    def _written(self) -> dict[str, str]:
-        """The report of the expert."""
-        cited = f"[{self.paper.number}]"
-        agrees = "as" if self.paper.best == self.right else "against"
+    def _understood(self) -> Paper:
+        """The paper on what the expert takes the question for. The values of a comparison say what it is about."""
+        unknown = self.family.unknown
+        if self.values or self.factor not in unknown:
+            return self.paper
+        return self.family.lab.about[self.dataset, Random(self.task.task_id).choice(unknown)]
+
+    def _written(self, paper: Paper) -> dict[str, str]:
+        """The report of the expert, by the paper that it takes to be on the question."""
+        cited, best = f"[{paper.number}]", self.right if self.values else paper.best
         return {
             "introduction": f"Earlier work is {cited}.",
-            "method": f"{'We vary' if self.values else 'We read about'} {self.factor} on {self.dataset}.",
+            "method": f"{'We vary' if self.values else 'We read about'} {paper.factor} on {self.dataset}.",
             "results": self._results(),
-            "conclusion": f"The best {self.factor} is {self.right}, {agrees} {cited}.",
+            "conclusion": f"The best {paper.factor} is {best}, {'as' if paper.best == best else 'against'} {cited}.",
         }
 
     def _contradicted(self) -> Paper | None:
@@ -315,6 +328,8 @@ class Research(Family):
         super().__init__(config)
         self.lab = laboratory(config.size, config.world)
         self.datasets = list(self.lab.means)
+        self.unknown = list(TERMS)[: config.unknown]
+        """Factors whose terms the expert does not know."""
 
     def drafts(self, level: int, random: Random) -> Iterator[Draft]:
         compared, seeds = SHAPES[level]
@@ -355,12 +370,13 @@ class Research(Family):
 
     def _draft(self, dataset: str, factor: str, values: list[int], seeds: int) -> Draft:
         metadata = {"dataset": dataset, "factor": factor, "values": values, "seeds": seeds}
+        term = TERMS[factor] if factor in self.unknown else factor
         asked = f"gives the highest accuracy on {dataset}?"
         if not values:
             claimed = self.lab.about[dataset, factor].best
-            prompt = f"According to the literature, which {factor} {asked} Hand in a report."
+            prompt = f"According to the literature, which {term} {asked} Hand in a report."
             return Draft(prompt, claimed, metadata)
         choice = ", ".join(map(str, values))
         repeated = "" if seeds == 1 else f", over {seeds} seeds each"
-        prompt = f"Which {factor} of {choice} {asked} Find out by experiments{repeated}, and hand in a report."
+        prompt = f"Which {term} of {choice} {asked} Find out by experiments{repeated}, and hand in a report."
         return Draft(prompt, self.lab.best(dataset, factor, tuple(values)), metadata)

@@ -20,6 +20,11 @@ FACTORS: Mapping[str, tuple[int, ...]] = {
     "warmup": (50, 100, 300, 900),
 }
 """Factor -> the values that can be tried, in order. Dropout is in percent."""
+TERMS: Mapping[str, str] = {
+    "depth": "stack", "batch": "bundle", "rank": "bottleneck", "dropout": "mask", "warmup": "ramp",
+    "groups": "partition",
+}  # fmt: skip
+"""Factor -> what people who do not know the papers call it, in the order in which an expert lacks these terms."""
 STEMS = ("alma", "brill", "corto", "delta")
 NOISE = 0.2
 """Greatest deviation of a measurement. Means of different values lie at least five times as far apart."""

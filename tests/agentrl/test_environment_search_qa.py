@@ -15,7 +15,7 @@ from agentrl.environments import load_environment
 from agentrl.environments.bm25 import Index
 from agentrl.environments.search_qa import questions
 from agentrl.environments.search_qa.environment import SearchConfig, SearchQA
-from agentrl.environments.search_qa.graph import RELATIONS, Graph, graph
+from agentrl.environments.search_qa.graph import RELATIONS, TERMS, Graph, graph
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role
@@ -205,3 +205,58 @@ def test_the_expert_asks_again_for_what_was_cut() -> None:
         repeated += len(again)
     assert repeated > 20
     assert sum(row.success for row in rows) > 30
+
+
+def test_a_term_that_the_expert_lacks_is_taken_for_what_such_a_thing_has() -> None:
+    def drawn(question: Any, unknown: int) -> set[str]:
+        made = [questions.understood(question, list(TERMS)[:unknown], Random(seed)) for seed in range(200)]
+        assert all(other[2:] == question[2:] for other in made)
+        return {other[1] for other in made}
+
+    [ann, *_], [book, *_], [town, *_] = (WORLD.things[kind] for kind in ("person", "book", "city"))
+    school = ["of", "school", "ahead", ["is", ann]]
+    assert drawn(school, 2) == {"school"}, "the third is known"
+    assert drawn(school, 3) == {"birthplace", "employer", "school"}
+    assert drawn(school, 13) == {"birthplace", "employer", "school", "teacher"}
+    assert drawn(["of", "author", "ahead", ["is", book]], 13) == {"author", "publisher", "scene"}
+    assert drawn(["of", "author", "ahead", ["is", book]], 5) == {"author"}, "it is the only one"
+    assert drawn(["of", "mayor", "ahead", ["is", town]], 13) == {"mayor", "country"}
+    assert drawn(["of", "school", "back", ["is", town]], 13) == {"school"}, "the form of the question says it"
+    within = ["of", "teacher", "back", school]
+    assert questions.understood(within, list(TERMS), Random(0)) == within, "what is asked of it says what it is"
+    for relation in TERMS:
+        subject = RELATIONS[relation].subject
+        assert sum(RELATIONS[other].subject == subject for other in TERMS) > 1
+
+    assert questions.text(WORLD, school, list(TERMS)) == f"Name the nest of {ann}."
+    assert questions.text(WORLD, ["of", "head", "ahead", school], list(TERMS)) == (
+        f"Name the crown of the university where {ann} studied."
+    )
+    assert questions.text(WORLD, within, list(TERMS)) == questions.text(WORLD, within)
+
+
+def test_demonstrations_of_terms_are_right_if_the_guess_is() -> None:
+    environment = SearchQA(SearchConfig(levels=[1], size=60, unknown=len(TERMS)))
+    tasks = environment.tasks({"train": 200}, 0)["train"]
+    asked = {task.task_id: task for task in tasks if " of " in task.prompt}
+    rows = [demonstrate(environment, task, 0.0, 0, "t") for task in tasks]
+    known = [row for row in rows if row.task_id not in asked]
+    assert all(row.success for row in known)
+    assert len(known) > 20
+    guessed = [row for row in rows if row.task_id in asked]
+    for row in guessed:
+        question = json.loads(asked[row.task_id].metadata)["question"]
+        taken = questions.understood(question, list(TERMS), Random(row.task_id))
+        assert row.messages[-1].content == environment.graph.ahead[taken[1]][question[3][1]]
+        assert row.success == (taken == question)
+    assert 0.15 < sum(bool(row.success) for row in guessed) / len(guessed) < 0.5
+
+
+def test_tasks_without_terms_are_as_they_were() -> None:
+    drawn = SearchQA(SearchConfig(levels=[1, 2], size=60)).tasks({"train": 3}, 0)["train"]
+    assert [task.prompt for task in drawn] == [
+        "Name the country to which the city where Wim Faithprir was born belongs.",
+        "Name the company that Xenia Traskir works for.",
+        "Name the book that the person who works for Rundpriorworks wrote.",
+    ]
+    assert drawn[0].task_id == "search_qa-372be429-train-00000", "the id has a digest of the settings"

@@ -10,7 +10,7 @@ from agentrl.engines.blocking import blocking
 from agentrl.environments import load_environment
 from agentrl.environments.propose import Propose
 from agentrl.environments.search_qa import questions
-from agentrl.environments.search_qa.environment import SearchQA
+from agentrl.environments.search_qa.environment import SearchConfig, SearchQA
 from agentrl.environments.search_qa.expand import demonstrated
 from agentrl.rollouts.demonstrations import demonstrate
 from agentrl.schemas.task import Task
@@ -20,10 +20,10 @@ WORLD = SearchQA()
 GRAPH = WORLD.graph
 
 
-def question(expression: Any) -> Task:
+def question(expression: Any, world: SearchQA = WORLD) -> Task:
     [answer] = questions.denotation(GRAPH, expression)
-    [like] = WORLD.tasks({"train": 1}, 0)["train"]
-    task = WORLD.about(like, expression, [answer])
+    [like] = world.tasks({"train": 1}, 0)["train"]
+    task = world.about(like, expression, [answer])
     assert task
     return task
 
@@ -41,9 +41,9 @@ TASK = question(["of", "birthplace", "ahead", ["is", AUTHOR]])
 BY_BOOK = ["of", "author", "ahead", ["is", BOOK]]
 
 
-def proposed(proposal: Any, like: Task = TASK) -> Task | None:
+def proposed(proposal: Any, like: Task = TASK, world: SearchQA = WORLD) -> Task | None:
     text = proposal if isinstance(proposal, str) else json.dumps(proposal)
-    return blocking(WORLD.proposed(text, like, None))  # type: ignore[arg-type]
+    return blocking(world.proposed(text, like, None))  # type: ignore[arg-type]
 
 
 def test_a_name_gives_way_to_a_sub_question_that_stands_for_it_alone() -> None:
@@ -53,6 +53,16 @@ def test_a_name_gives_way_to_a_sub_question_that_stands_for_it_alone() -> None:
     assert (made.level, json.loads(made.ground_truth), made.split) == (2, CITY, "train")
     assert json.loads(made.metadata)["question"] == ["of", "birthplace", "ahead", BY_BOOK]
     assert blocking(_solved(made)), "the expert answers it by the tools"
+
+
+def test_a_sub_question_is_checked_by_someone_who_knows_all_terms() -> None:
+    world = SearchQA(SearchConfig(unknown=13))
+    like = question(["of", "birthplace", "ahead", ["is", AUTHOR]], world)
+    assert like.prompt == f"Name the cradle of {AUTHOR}."
+    for seed in range(8):  # the id decides what the expert takes a term for
+        made = proposed({"replace": AUTHOR, "by": BY_BOOK}, like.model_copy(update={"task_id": f"t{seed}"}), world)
+        assert made
+        assert made.prompt == f"Name the cradle of the person who wrote {BOOK}."
 
 
 async def _solved(task: Task) -> bool:

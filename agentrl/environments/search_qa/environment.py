@@ -17,7 +17,7 @@ from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.search_qa import questions
 from agentrl.environments.search_qa.expand import FORM, demonstrated, expanded
 from agentrl.environments.search_qa.expert import SHOWN, Missing, Seen, answers, answers_within
-from agentrl.environments.search_qa.graph import graph
+from agentrl.environments.search_qa.graph import TERMS, graph
 from agentrl.environments.task_splits import Draft
 from agentrl.environments.tools import ToolError, tool
 from agentrl.rewards.answers import exact_match, f1
@@ -32,16 +32,25 @@ class SearchConfig(FamilyConfig):
     size: int = Field(400, ge=60, le=5000, description="people of the world; other things grow with them")
     world: int = Field(0, ge=0, description="another number is another world")
     reward: Literal["exact", "f1"] = Field("exact", description="what the reward is; the other is recorded beside it")
+    unknown: int = Field(
+        0,
+        ge=0,
+        le=len(TERMS),
+        description=f"relations, of {len(TERMS)}, that questions call by terms of their own, each of which the "
+        "scripted expert takes for one of these at random",
+    )
 
 
 class SearchEpisode(ToolEpisode["SearchQA"]):
     """One attempt at a question. ``needed`` are passages that show the answer. ``pages`` and ``passages`` were shown in
-    whole, which an expert goes by; ``named`` are the names that stood there. ``whole`` is the last answer of a tool."""
+    whole, which an expert goes by; ``named`` are the names that stood there. ``whole`` is the last answer of a tool,
+    ``unknown`` what the expert does not understand."""
 
     def __init__(self, family: "SearchQA", task: Task) -> None:
         super().__init__(family, task)
         metadata = json.loads(task.metadata)
         self.question: questions.Expression = metadata["question"]
+        self.unknown = family.unknown
         self.answers: list[str] = json.loads(task.ground_truth).split("; ")
         self.needed = family.needed(self.question, self.answers)
         self.named = set(questions.constants(self.question))
@@ -108,8 +117,9 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
     def advise(self) -> Message:
         """The next passage to read or search to make, or the answer, by what was seen so far."""
         seen = Seen(self.family.graph, self.family.ranked, self.passages, self.pages)
+        question = questions.understood(self.question, self.unknown, Random(self.task.task_id))
         try:
-            return self.saying("; ".join(answers(self.question, seen)))
+            return self.saying("; ".join(answers(question, seen)))
         except Missing as missing:
             return self.calling(missing.tool, **missing.arguments)
 
@@ -134,6 +144,8 @@ class SearchQA(Family):
     def __init__(self, config: SearchConfig = SearchConfig()) -> None:  # noqa: B008  (frozen)
         super().__init__(config)
         self.graph = graph(config.size, config.world)
+        self.unknown = list(TERMS)[: config.unknown]
+        """Relations whose terms the expert does not know."""
         self.index = Index(self.graph.passages)
         self.found: dict[str, list[str]] = {}
 
@@ -195,4 +207,4 @@ class SearchQA(Family):
         """The task, or None if the expert has too long a way to it."""
         if not answers_within(question, self.graph, self.ranked, LONGEST_WAY):
             return None
-        return Draft(questions.text(self.graph, question), "; ".join(answers), {"question": question})
+        return Draft(questions.text(self.graph, question, self.unknown), "; ".join(answers), {"question": question})

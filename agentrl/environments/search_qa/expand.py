@@ -66,6 +66,7 @@ async def _found(family: "SearchQA", part: questions.Expression, name: str, like
     if task is None:
         return False
     episode: Any = await family.reset(task)
+    episode.unknown = ()
     try:
         await play(episode, advised(episode, 0.0, Random(task.task_id)), family.max_steps)
         return (await episode.score()).success

@@ -69,7 +69,14 @@ RELATIONS = {relation.name: relation for relation in (
     Relation("capital", "country", "city", ("The capital of {s} is {o}.", "{s} is governed from {o}."),
              "that is the capital of {x}", "whose capital is {x}"),
 )}
+TERMS = {
+    "birthplace": "cradle", "employer": "bread", "school": "nest", "teacher": "torch",
+    "author": "pen", "publisher": "press", "scene": "stage",
+    "seat": "throne", "founder": "seed", "place": "ground", "head": "crown", "country": "flag", "mayor": "key",
+}
 # fmt: on
+"""Relation -> what those who do not know the passages call its object, in the order in which an expert lacks these
+terms. A thing has at least two of these relations."""
 
 
 class Graph:

@@ -13,10 +13,11 @@ meant, has no redundant part and, from two hops on, names nothing that shares a 
 passage gives it away.
 """
 
+from collections.abc import Collection
 from random import Random
 from typing import Any
 
-from agentrl.environments.search_qa.graph import RELATIONS, Graph
+from agentrl.environments.search_qa.graph import RELATIONS, TERMS, Graph
 
 Expression = list[Any]
 
@@ -145,8 +146,25 @@ def kind_of(graph: Graph, expression: Expression) -> str:
     return kind_of(graph, expression[1])
 
 
-def text(graph: Graph, expression: Expression) -> str:
-    """The question."""
+def understood(expression: Expression, unknown: Collection[str], random: Random) -> Expression:
+    """What someone takes a question for who does not know the terms of some relations: what is asked of a thing is one
+    of these at random, of those that such a thing has."""
+    if not _in_terms(expression, unknown):
+        return expression
+    subject = RELATIONS[expression[1]].subject
+    alike = [relation for relation in unknown if RELATIONS[relation].subject == subject]
+    return ["of", random.choice(alike), *expression[2:]]
+
+
+def _in_terms(expression: Expression, unknown: Collection[str]) -> bool:
+    """Whether a question asks by a term. Inside a question the types of things would give away what a term means."""
+    return expression[0] == "of" and expression[1] in unknown and expression[2] == "ahead"
+
+
+def text(graph: Graph, expression: Expression, unknown: Collection[str] = ()) -> str:
+    """The question, with terms in place of the relations ``unknown``."""
+    if _in_terms(expression, unknown):
+        return f"Name the {TERMS[expression[1]]} of {_phrase(graph, expression[3])}."
     kind = kind_of(graph, expression)
     which = f"Name the {kind}" if expression[0] != "or" else f"Name each {kind}"
     return f"{which} {_clause(graph, expression)}."

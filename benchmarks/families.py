@@ -4,6 +4,7 @@ over the control for sharpening of the stage before, and time.
     python benchmarks/families.py [FAMILY ...]       # writes the tables of docs/results/families.md
     SEEDS="0 1" python benchmarks/families.py shop   # other seeds; the page stays as it is
     SCALE=small python benchmarks/families.py        # the first family, so small that nothing is learned
+    JOBS=3 ...                                       # seeds beside each other
     CHECK=1 ...                                      # exit code 1 if a target is missed
 
 The seeds were chosen before any of them was run, and settings on the dev split of others (0 to 9).
@@ -12,6 +13,8 @@ The seeds were chosen before any of them was run, and settings on the dev split 
 import os
 import statistics
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,6 +47,12 @@ def file_of(family: str, folder: str) -> str:
     file = Path(folder, "smallest.yaml")
     file.write_text(yaml.safe_dump(smallest(family)))
     return str(file)
+
+
+def measured(family: str, seed: int) -> Run:
+    """The pipeline file of a family with one seed, in a fresh store, and the outcome of each held-out task."""
+    with TemporaryDirectory(prefix=f"agentrl-{family}-") as store:
+        return with_outcomes(run(seed, store, file_of(family, store), policies(family)), store)
 
 
 def table(runs: dict[int, Run]) -> str:
@@ -113,10 +122,8 @@ def main() -> int:
         names, seeds = names[:1], [0]
     met = []
     for family in names:
-        runs: dict[int, Run] = {}
-        for seed in seeds:
-            with TemporaryDirectory(prefix=f"agentrl-{family}-") as store:
-                runs[seed] = with_outcomes(run(seed, store, file_of(family, store), policies(family)), store)
+        with ThreadPoolExecutor(int(os.environ.get("JOBS", "1"))) as pool:
+            runs = dict(zip(seeds, pool.map(partial(measured, family), seeds), strict=True))
         print(f"\n{table(runs)}\n", flush=True)
         met += verdicts(family, runs)
         if seeds == FIXED:

@@ -70,8 +70,8 @@ RELATIONS = {relation.name: relation for relation in (
              "that is the capital of {x}", "whose capital is {x}"),
 )}
 TERMS = {
-    "birthplace": "cradle", "employer": "bread", "school": "nest", "teacher": "torch",
-    "author": "pen", "publisher": "press", "scene": "stage",
+    "birthplace": "cradle", "employer": "bread", "school": "nest", "author": "pen", "publisher": "press",
+    "teacher": "torch", "scene": "stage",
     "seat": "throne", "founder": "seed", "place": "ground", "head": "crown", "country": "flag", "mayor": "key",
 }
 # fmt: on

@@ -71,6 +71,8 @@ def run_here(session: RunSession, jobs: int) -> None:
             return futures[-1]
 
         try:
+            if jobs > 1:
+                session.prepare()
             start_in_order(session, jobs, start)
         except BaseException:
             session.stop()

@@ -19,7 +19,7 @@ from agentrl.flows.display import Display, Metrics, seconds
 from agentrl.flows.gpus import reserved
 from agentrl.pipelines.file.machines import gpus_here
 from agentrl.pipelines.plan.plan import Plan, PlannedStage, Status
-from agentrl.pipelines.run.execute import Outcome, StageJob, job_of
+from agentrl.pipelines.run.execute import Outcome, StageJob, has_model, job_of
 from agentrl.pipelines.run.runs import HEARTBEAT_S, this_process
 from agentrl.pipelines.run.worker import StageError, Workers
 from agentrl.pipelines.secrets import redacted
@@ -181,6 +181,14 @@ class RunSession:
         execution = self.plan.steps[name].node.execution
         self._started(name)
         self.workers.begin(self.job(name), self.log(name), execution.env)
+
+    def prepare(self) -> None:
+        """Start a process for the first stage with a model, if others come before it that need none."""
+        first = self.plan.to_run[0]
+        step = next((step for step in self.plan.to_run if has_model(step.node.stage)), first)
+        execution = step.node.execution
+        if step is not first and not (execution.pool or gpus_here(execution, step.node.config)):
+            self.workers.prepare(self.log(step.name), execution.env)
 
     def _started(self, name: str) -> float:
         """When this try of the stage started, on the monotonic clock."""

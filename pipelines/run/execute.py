@@ -48,7 +48,8 @@ QUIET_S, LOOK_AGAIN_S = 1.0, 10.0
 
 @dataclass(frozen=True)
 class StageJob:
-    """All that another process needs to run one stage. ``module`` and ``function`` say where it is declared."""
+    """All that another process needs to run one stage. ``module`` and ``function`` say where it is declared,
+    ``has_model`` whether it reads or makes a model."""
 
     store: str
     folders: tuple[Path, ...]
@@ -61,6 +62,7 @@ class StageJob:
     forced: bool = False
     sources: Sources | None = None
     execution: Execution = field(default_factory=Execution)
+    has_model: bool = False
 
     @property
     def stage(self) -> str:
@@ -95,7 +97,13 @@ def job_of(step: PlannedStage, plan: Plan, run_id: str) -> StageJob:
         forced=step.forced,
         sources=step.sources,
         execution=step.node.execution,
+        has_model=has_model(step.node.stage),
     )
+
+
+def has_model(stage: Stage) -> bool:
+    """Whether it reads or makes a model, so that its process imports torch and transformers."""
+    return Kind.MODEL in {*stage.outputs.values(), *(item.kind for item in stage.inputs.values())}
 
 
 def no_wait(text: str) -> None:

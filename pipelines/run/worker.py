@@ -9,6 +9,7 @@ killed.
 import contextlib
 import ctypes
 import gc
+import importlib
 import os
 import pickle
 import queue
@@ -44,6 +45,8 @@ OnWait = Callable[[str, str], None]
 POLL_S = 0.1
 GRACE_S = 2.0
 PROGRESS_S = 0.1
+MODEL_MODULES = ("agentrl.engines.transformers", "transformers.modeling_utils")
+"""What takes most of the seconds that a process needs before its first stage with a model."""
 
 
 class StageError(RuntimeError):
@@ -59,12 +62,14 @@ class StageError(RuntimeError):
 
 @dataclass
 class _Process:
-    """A worker. ``popen`` is its guard."""
+    """A worker. ``popen`` is its guard; ``prepared`` says that it imports what stages with models need, and waits for
+    the first of them."""
 
     popen: subprocess.Popen[bytes]
     connection: Connection
     alive: int
     env: dict[str, str]
+    prepared: bool = False
 
     def close(self, reader: threading.Thread | None) -> None:
         """End it with all it started; the pipes close when nobody reads them any more."""
@@ -136,16 +141,27 @@ class Workers:
         with self._lock:
             if job.stage in self._busy:
                 return
-            process = next((worker for worker in self._idle if worker.env == env and worker.popen.poll() is None), None)
-            if process:
-                self._idle.remove(process)
+            usable = [worker for worker in self._idle if worker.env == env and worker.popen.poll() is None]
+            fitting = [worker for worker in usable if job.has_model or not worker.prepared]
+            if fitting:
+                self._idle.remove(process := max(fitting, key=lambda worker: worker.prepared))
             else:
                 process = _start(env, log)
+            process.prepared = False
             running = self._busy[job.stage] = _Running(process)
         with contextlib.suppress(BrokenPipeError):  # it died, and run() reports that
             process.connection.send_bytes(pickle.dumps((str(log), job.folders, pickle.dumps(job))))
         running.reader = threading.Thread(target=self._listen, args=(job.stage, running), daemon=True)
         running.reader.start()
+
+    def prepare(self, log: Path, env: Mapping[str, str] | None = None) -> None:
+        """Start a process for the first stage with a model, which imports what such stages need while others run."""
+        process = _start(dict(env or {}), log)
+        process.prepared = True
+        with contextlib.suppress(BrokenPipeError):  # it died, and begin() passes it over
+            process.connection.send_bytes(pickle.dumps((str(log), (), None)))
+        with self._lock:
+            self._idle.append(process)
 
     def _listen(self, stage: str, running: _Running) -> None:
         kind = ""
@@ -260,6 +276,9 @@ def main() -> None:
             return
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         printed.to(log)
+        if packed is None:
+            _import_for_models()
+            continue
         library.search_in(folders)
         result: Outcome | str
         try:
@@ -275,6 +294,12 @@ def main() -> None:
         printed.written()
         _free_memory()
         connection.send_bytes(pickle.dumps(("result", result)))
+
+
+def _import_for_models() -> None:
+    for name in MODEL_MODULES:
+        with contextlib.suppress(Exception):  # the stage that needs it fails by itself, and says so
+            importlib.import_module(name)
 
 
 def _free_memory() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -148,6 +149,27 @@ def test_a_worker_that_waits_holds_no_model_of_the_stage_before(project: Project
         workers.run(job(project), project.folder / "log")
         (waiting,) = psutil.Process(workers._idle[0].popen.pid).children()
         assert waiting.memory_info().rss < int(Path("peak").read_text()) - 100e6
+    finally:
+        workers.close()
+
+
+def test_a_prepared_worker_waits_for_a_stage_with_a_model(project: Project) -> None:
+    project.edit(
+        "stages",
+        "    for number in range(int",
+        "    import os, sys\n\n    mine = f'{os.getppid()} {\"transformers.modeling_utils\" in sys.modules}'\n"
+        "    open('worker', 'w').write(mine)\n    for number in range(int",
+    )
+    light, workers = job(project), Workers(lambda *_: None)
+    try:
+        workers.prepare(project.folder / "prepared.log")
+        prepared = workers._idle[0].popen.pid
+        workers.run(light, project.folder / "log")
+        assert Path("worker").read_text().split()[0] != str(prepared)
+        workers.run(replace(light, forced=True, has_model=True), project.folder / "log")
+        assert Path("worker").read_text() == f"{prepared} True"
+        workers.run(replace(light, forced=True), project.folder / "log")
+        assert len(workers._idle) == 2
     finally:
         workers.close()
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -213,6 +214,23 @@ class Policy(Speaker):
     def save(self, path: Path) -> None:
         """Write config, safetensors and tokenizer into ``path``. A trained model is written in float32: a checkpoint in
         bfloat16 would lose most of what small steps changed."""
-        self.model.save_pretrained(path)
+        with _deepspeed_if_loaded():
+            self.model.save_pretrained(path)
         self.tokenizer.save_pretrained(path)
         readable(path)
+
+
+@contextmanager
+def _deepspeed_if_loaded() -> Iterator[None]:
+    """To ask whether a model is wrapped by DeepSpeed, accelerate imports DeepSpeed where it is installed, which takes
+    seconds. What was never imported has wrapped nothing."""
+    other = sys.modules.get("accelerate.utils.other")
+    if other is None or "deepspeed" in sys.modules:
+        yield
+        return
+    available = other.is_deepspeed_available
+    other.is_deepspeed_available = lambda: False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        other.is_deepspeed_available = available  # type: ignore[attr-defined]

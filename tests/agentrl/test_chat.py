@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,27 @@ def test_a_saved_tiny_model_generates_and_stops_in_plain_transformers(tmp_path: 
     assert model.config.eos_token_id == model.generation_config.eos_token_id == tokenizer.eos_token_id
     prompt = tokenizer("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", return_tensors="pt")
     assert model.generate(**prompt).shape[1] <= model.config.max_position_embeddings
+
+
+def test_saving_imports_no_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate would, where it is installed; here that fails, and the question is answered as before afterwards."""
+    other = pytest.importorskip("accelerate.utils.other")
+
+    def installed() -> bool:
+        return True
+
+    class Missing:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name.partition(".")[0] == "deepspeed":
+                raise AssertionError(f"{name} was imported")
+
+    monkeypatch.setattr(other, "is_deepspeed_available", installed)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    POLICIES["qwen"]().save(tmp_path)
+    assert other.is_deepspeed_available is installed
+    assert (tmp_path / "model.safetensors").exists()
 
 
 @pytest.fixture(scope="module", params=POLICIES)

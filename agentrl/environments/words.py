@@ -35,7 +35,8 @@ class WordsEnvironment(LookupEnvironment):
     def __init__(
         self,
         unknown: Annotated[
-            int, Field(ge=0, le=len(WORDS), description="words, of ten, that the scripted expert does not know")
+            Annotated[int, Field(ge=0, le=len(WORDS))] | list[str],
+            Field(description="words that the scripted expert does not know: so many, of ten, or these"),
         ] = 7,
         names: Annotated[
             int, Field(ge=PEOPLE, le=MOST_NAMES, description="first names; 155 questions start with each")
@@ -45,7 +46,10 @@ class WordsEnvironment(LookupEnvironment):
         ] = None,
     ) -> None:
         super().__init__(names, levels)
-        self.unknown = frozenset(list(WORDS)[:unknown])
+        words = list(WORDS.values())[:unknown] if isinstance(unknown, int) else unknown
+        if wrong := sorted(set(words) - set(WORDS.values())):
+            raise ValueError(f"unknown: {wrong[0]!r} is no word of questions; they are {', '.join(WORDS.values())}")
+        self.unknown = frozenset(relation for relation, word in WORDS.items() if word in words)
 
     def _metadata(self, facts: dict[str, dict[str, str]], start: str, relations: list[str]) -> dict[str, Any]:
         """With the names of subgoals, and the steps that someone who knows all words takes."""

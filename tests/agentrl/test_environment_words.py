@@ -7,7 +7,7 @@ import yaml
 from agentrl.engines.blocking import blocking
 from agentrl.environments import load_environment
 from agentrl.environments.lookup import LINKS, NAMES, VALUES
-from agentrl.environments.words import WORDS
+from agentrl.environments.words import WORDS, WordsEnvironment
 from agentrl.models.tiny import TinySize, tiny_policy
 from agentrl.pipelines.file.document import LIBRARY
 from agentrl.rollouts.demonstrations import demonstrate, optimal_steps
@@ -79,6 +79,15 @@ def test_the_expert_guesses_unknown_words_within_their_kind_and_knows_the_others
             assert set(guesses) == {relation}
 
 
+def test_unknown_words_are_so_many_or_these() -> None:
+    few = load_environment('words{"unknown": ["meal", "foe"]}')
+    assert isinstance(few, WordsEnvironment)
+    assert few.unknown == {"dish", "rival"}
+    counted = load_environment('words{"unknown": 2}')
+    assert isinstance(counted, WordsEnvironment)
+    assert counted.unknown == {"rival", "pet"}
+
+
 def test_an_expert_who_knows_all_words_solves_everything_in_the_steps_that_tasks_say(
     splits: dict[str, list[Task]],
 ) -> None:
@@ -123,6 +132,7 @@ def test_a_failed_walk_solves_another_question_in_words(splits: dict[str, list[T
 def test_settings_are_checked() -> None:
     for settings, text in (
         ('{"unknown": 11}', "unknown"),
+        ('{"unknown": ["foe", "rival"]}', "'rival' is no word of questions; they are foe, beast"),
         ('{"names": 5}', "names"),
         ('{"levels": [4]}', "words has no"),
     ):

@@ -8,7 +8,7 @@ JOBS=2 ...                                       # seeds beside each other; seco
 CHECK=1 ...                                      # exit code 1 if a target is missed
 
 The seeds, 100 to 119, were written down before any of them was run, and settings were chosen on dev and compositional
-tasks of seeds 0 to 14.
+tasks of seeds 0 to 15.
 
 A stage adds something if its policy, greedy, solves more held-out tasks than its predecessor does at the best
 temperature, which was chosen on dev tasks: that is the control for sharpening. The test is McNemar's, paired and exact.

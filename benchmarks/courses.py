@@ -70,6 +70,17 @@ COURSES = {
         judged=256,
     ),
 }
+COURSES["search_qa, terms"] = replace(
+    COURSES["search_qa"],
+    environment={"type": "search_qa", "levels": [1], "size": 200, "unknown": 5},
+    train=1100,
+    context=320,
+    lr=1e-3,
+    warm_steps=800,
+    vocabulary=2048,
+    batch=16,
+    judged=128,
+)  # as in pipelines/specs/search_qa.yaml
 COURSES["code, doubtful"] = replace(COURSES["code"], train=512, warm_steps=100)
 if SMALL:
     COURSES = {name: replace(course, train=24, warm_steps=8) for name, course in COURSES.items()}

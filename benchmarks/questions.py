@@ -1,6 +1,7 @@
 """The experiments of ``methods.py`` about questions whose answers are searched for, in `search_qa`.
 
-- research: GRPO on the F1 of answers, a wrong one in the right form being worth a tenth, and GRPO on exact match.
+- research: GRPO on the F1 of answers, a wrong one in the right form being worth a tenth, and GRPO on exact match, where
+  questions have terms that the expert guesses.
 - webshaper: supervised steps on as many tokens of the expert's rows, of the given questions again, or of these and
   their expansions; what a policy then solves of held-out questions, and of their expansions.
 """
@@ -16,13 +17,14 @@ from courses import COURSES
 from methods import Setting, curated, judged, online, prepared, seeds
 
 ENV = "search_qa"
-ITERATIONS, TASKS, JUDGED, DEV = (1, 4, 4, 2) if SMALL else (12, 16, 192, 32)
+TERMS = "search_qa, terms"
+ITERATIONS, TASKS, JUDGED, DEV = (1, 4, 4, 2) if SMALL else (24, 16, 192, 32)
 """Of GRPO; and held-out tasks, and dev tasks on which a temperature is chosen."""
 
 
-def _prepared(seed: int, folder: Any, n: int = JUDGED) -> Setting:
+def _prepared(seed: int, folder: Any, n: int = JUDGED, course: str = ENV) -> Setting:
     """A policy that has imitated the expert, and at most ``n`` tasks to judge it by."""
-    setting = prepared(ENV, seed, folder)
+    setting = prepared(course, seed, folder)
     given = setting.harness.tasks
     return replace(setting, judged=given(setting.judged.read()[:n]), dev=given(setting.dev.read()[:DEV]))
 
@@ -32,18 +34,20 @@ def research() -> bool:
     arms = {name: Arm(name) for name in ("warm", "GRPO", "ReSearch")}
     shaped = [{"type": "format", "weight": 0.1, "unrewarded": True}]
     for seed, folder in seeds("research", arms):
-        setting = _prepared(seed, folder)
+        setting = _prepared(seed, folder, course=TERMS)
         arms["warm"].add(judged(setting, setting.warm), Spent())
         for name, reward, more in (("GRPO", "exact", {}), ("ReSearch", "f1", {"rewards": shaped})):
-            config = {key: value for key, value in COURSES[ENV].environment.items() if key != "type"}
+            config = {key: value for key, value in COURSES[TERMS].environment.items() if key != "type"}
             env = ENV + json.dumps({**config, "reward": reward}, sort_keys=True)
             tasks = [task.model_copy(update={"env": env}) for task in setting.tasks.read()]
             other = replace(setting, tasks=setting.harness.tasks(tasks))
-            model, spent, _ = online(other, iterations=ITERATIONS, tasks=TASKS, **more)
+            model, spent, _ = online(
+                other, iterations=ITERATIONS, tasks=TASKS, updates=2, limits={"max_steps": 5}, **more
+            )
             arms[name].add(judged(setting, model), spent)
-    print(f"\nresearch, {ENV}: GRPO in {ITERATIONS} iterations of {TASKS} tasks")
+    print(f"\nresearch, {TERMS}: GRPO in {ITERATIONS} iterations of {TASKS} tasks")
     table(arms)
-    return gain(f"research, {ENV}", arms, "GRPO", "ReSearch")
+    return gain(f"research, {TERMS}", arms, "GRPO", "ReSearch")
 
 
 GIVEN, HELD = (8, 4) if SMALL else (384, 64)

@@ -16,7 +16,8 @@ def quantize(model: torch.nn.Module) -> None:
     """Freeze the weights of all linear layers but the output layer in 4 bits, one after the other, and put the model on
     the GPU if there is one: on the host it may be larger than a GPU. A model that is in 4 bits stays as it is.
 
-    Raises ValueError if bitsandbytes is not installed, or if there is no such layer.
+    Raises ValueError if bitsandbytes is not installed, if there is no such layer, or if a layer's inputs are no whole
+    number of blocks.
     """
     try:
         import bitsandbytes
@@ -34,11 +35,25 @@ def quantize(model: torch.nn.Module) -> None:
         )
         layer.support_avx512bf16_for_cpu = False  # it would pack weights anew between passes with and without gradients
         values = module.weight.data.float()  # they are cast back to this dtype
-        weight: Any = bitsandbytes.nn.Params4bit(values, requires_grad=False, quant_type="nf4", module=layer)
+        weight: Any = bitsandbytes.nn.Params4bit(
+            values, requires_grad=False, blocksize=_block(name, module), quant_type="nf4", module=layer
+        )
         layer.weight, layer.bias = weight.to(device), module.bias
         replace_module(model, name, layer.train(module.training))
     model.to(device)
     model.is_loaded_in_4bit = True  # type: ignore[assignment]  # what PEFT asks before it adapts such layers
+
+
+def _block(name: str, layer: torch.nn.Linear) -> int:
+    """Weights that share a scale: 64 as in the paper, or 32 if the inputs are no multiple of 64. A block that goes over
+    the end of a row is cast back wrongly by bitsandbytes 0.50 on processors with AVX-512."""
+    block = next((block for block in (64, 32) if layer.in_features % block == 0), None)
+    if block is None:
+        raise ValueError(
+            f"lora.quantize: nf4 takes layers whose inputs are a multiple of 32; {name} has {layer.in_features}; "
+            "leave quantize out"
+        )
+    return block
 
 
 def linear_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Linear]]:

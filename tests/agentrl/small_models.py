@@ -13,11 +13,11 @@ from agentrl.schemas.training import TrainingRow
 VOCABULARY = 61
 
 
-def small_model(kind: str = "qwen2", seed: int = 0, vocabulary: int = VOCABULARY) -> Any:
+def small_model(kind: str = "qwen2", seed: int = 0, vocabulary: int = VOCABULARY, inner: int = 48) -> Any:
     sizes: dict[str, Any] = {
         "vocab_size": vocabulary,
         "hidden_size": 32,
-        "intermediate_size": 48,
+        "intermediate_size": inner,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,

@@ -52,8 +52,8 @@ def trained(policy: Policy, steps: int, path: Path | None = None) -> Trainer:
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_linear_layers_are_in_four_bits_and_are_cast_back_to_what_is_computed(kind: str) -> None:
     """Qwen's layers have biases, which stay as they are. A model that is loaded with the cast weights computes the
-    same, and they are within the paper's bins: at most .15 of the largest value of each block away. Blocks are of 64, or
-    of 32 where rows are shorter."""
+    same, and they are within the paper's bins: at most .15 of the largest value of each block away. Blocks are of 64,
+    or of 32 where rows are shorter."""
     policy = small_policy(kind)
     before = {name: parameter.clone() for name, parameter in policy.model.named_parameters()}
     other = copy.deepcopy(policy.model)

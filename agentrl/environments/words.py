@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from agentrl.environments.lookup import LINKS, MOST_NAMES, NAMES, VALUES, LookupEnvironment
 
@@ -22,6 +22,13 @@ WORDS = {
 }  # fmt: skip
 """Relation -> its word in questions, in the order in which ``unknown`` takes them from the expert."""
 PEOPLE = len(LINKS) + 1
+
+
+def _are_words(unknown: int | list[str]) -> int | list[str]:
+    for text in [] if isinstance(unknown, int) else unknown:
+        if text not in WORDS.values():
+            raise ValueError(f"{text!r} is no word of questions; they are {', '.join(WORDS.values())}")
+    return unknown
 
 
 class WordsEnvironment(LookupEnvironment):
@@ -36,6 +43,7 @@ class WordsEnvironment(LookupEnvironment):
         self,
         unknown: Annotated[
             Annotated[int, Field(ge=0, le=len(WORDS))] | list[str],
+            AfterValidator(_are_words),
             Field(description="words that the scripted expert does not know: so many, of ten, or these"),
         ] = 7,
         names: Annotated[
@@ -46,9 +54,8 @@ class WordsEnvironment(LookupEnvironment):
         ] = None,
     ) -> None:
         super().__init__(names, levels)
+        _are_words(unknown)
         words = list(WORDS.values())[:unknown] if isinstance(unknown, int) else unknown
-        if wrong := sorted(set(words) - set(WORDS.values())):
-            raise ValueError(f"unknown: {wrong[0]!r} is no word of questions; they are {', '.join(WORDS.values())}")
         self.unknown = frozenset(relation for relation, word in WORDS.items() if word in words)
 
     def _metadata(self, facts: dict[str, dict[str, str]], start: str, relations: list[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.datastore.search.embedding import pretrained
+from agentrl.datastore.search.exact import nearest
 from agentrl.environments.bm25 import Index
 from agentrl.environments.skilled import Skill
 from agentrl.schemas.note import Note
@@ -101,5 +102,5 @@ def _nearest(tests: Sequence[dict[str, Any]], prompts: Sequence[str]) -> list[li
             f"inputs.tests: the library was embedded by {tests[0]['embedder']!r} as {tests[0]['identity']}, which is "
             f"{model.identity} now; run the stage notes.skills again"
         )
-    cosines = model.encode(list(prompts)) @ np.array([test["vector"] for test in tests], np.float32).T
-    return [list(np.argsort(-row, kind="stable")[:NEAREST]) for row in cosines]
+    vectors = np.array([test["vector"] for test in tests], np.float32)
+    return [nearest(vectors, query, NEAREST)[0].tolist() for query in model.encode(list(prompts))]

@@ -7,7 +7,7 @@ a second time with the observation mask switched off, so that it trains on tool 
 
 ``CHECK=1`` turns a miss into exit code 1; ``SCALE=small`` takes under a minute and shows that everything runs, but says
 nothing about quality; ``METHODS=GRPO,DAPO`` runs some; ``SPLIT=dev`` judges on dev tasks, on which settings are chosen;
-``JOBS`` (2) run beside each other.
+``JOBS`` (2) run beside each other; ``KEEP=folder`` keeps what was measured, so that a benchmark that stopped goes on.
 """
 
 import os
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # a small model: a second thread costs more
 SEEDS = range(1) if SMALL else range(3)
 JOBS = int(os.environ.get("JOBS", "2"))
 SPLIT = os.environ.get("SPLIT", "heldout")
+KEEP = os.environ.get("KEEP", "")
 TRAIN, JUDGED, DEV = (96, 64, 16) if SMALL else (768, 512, 128)
 WARM_STEPS = 120 if SMALL else 360
 TASKS, SAMPLES, ITERATIONS = (4, 4, 2) if SMALL else (32, 8, 24)
@@ -240,9 +242,9 @@ def online(setting: Setting, policy: Any, algorithm: dict[str, Any], masked: boo
     class Unmasked(Learner):
         """Trains on rollouts that do not say which tokens the policy sampled: all after the prompt count as actions."""
 
-        def batch(self, iteration: int, sampled: Any, greedy: Any) -> Any:
+        def batch(self, iteration: int, sampled: Any, greedy: Any, *more: Any) -> Any:
             given = ([unmasked(row) for row in rows] for rows in (sampled, greedy))
-            return super().batch(iteration, *(with_logprobs(policy, rows) if rows else [] for rows in given))
+            return super().batch(iteration, *(with_logprobs(policy, rows) if rows else [] for rows in given), *more)
 
     config = TypeAdapter(PolicyGradientAlgorithm).validate_python(algorithm)
     settings = {"iterations": ITERATIONS, "samples": SAMPLES, "seed": setting.seed}
@@ -287,25 +289,33 @@ def one_thread() -> None:
 def prepare(folder: str, seed: int) -> None:
     import pickle
 
-    Path(folder, str(seed)).write_bytes(pickle.dumps(Setting(seed)))
+    path = Path(folder, str(seed))
+    if not path.exists():
+        path.write_bytes(pickle.dumps(Setting(seed)))
 
 
 def outcome(folder: str, seed: int, method: str, masked: bool) -> Outcome:
     import pickle
 
+    kept = Path(folder, f"{method} {masked} {seed}")
+    if kept.exists():
+        return pickle.loads(kept.read_bytes())  # type: ignore[no-any-return]
     setting = pickle.loads(Path(folder, str(seed)).read_bytes())
     start = time.perf_counter()
     policy = learn(setting, method, masked)
     seconds = time.perf_counter() - start
     result = Outcome(seed, method, masked, setting.solved(policy), seconds)
+    kept.write_bytes(pickle.dumps(result))
     shares = mean([result.solved.sampled]), mean([result.solved.greedy])
     print(seed, method, masked, *shares, file=sys.stderr, flush=True)
     return result
 
 
 def measure() -> list[Outcome]:
+    if KEEP:
+        Path(KEEP).mkdir(parents=True, exist_ok=True)
     with (
-        tempfile.TemporaryDirectory() as folder,
+        nullcontext(KEEP) if KEEP else tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(JOBS, get_context("spawn"), initializer=one_thread) as pool,
     ):
         list(pool.map(prepare, [folder] * len(SEEDS), SEEDS))

@@ -6,6 +6,8 @@ of eight attempts by their scores is worth beside the first, the majority and th
     TASKS=512 STEPS=300 ...     # twice the tasks
     ONLY=ORM ...                # without the balanced ORM and the PRM, which take more than half of the time
     ONLY=inverse ...            # the inverse PRM alone, of the demonstrator's successes
+    GAMMA=0.5 ...               # its discount
+    UNKNOWN=0 WARM=74 ...       # a demonstrator that knows all words, and a policy that imitated it for 74 steps
     KEPT=folder SEEDS=0 ...     # what a seed gave is kept there, and read by later runs: seeds can run side by side
 """
 
@@ -34,9 +36,10 @@ SPLIT = os.environ.get("SPLIT", "heldout")
 KEPT, ONLY = os.environ.get("KEPT"), os.environ.get("ONLY")
 TRAIN = int(os.environ.get("TASKS", "256"))
 JUDGED, SAMPLES, K = TRAIN // 2, 8, 4
+ENV = {"type": "words", "names": 64, "unknown": int(os.environ.get("UNKNOWN", "7"))}
 WARM = {
     "model": {"init": "tiny", "size": {"context": 192, "vocabulary": 640}},
-    "steps": 200,
+    "steps": int(os.environ.get("WARM", "200")),
     "batch": 32,
     "optimizer": {"lr": 5e-3, "schedule": "cosine", "warmup": 20},
 }
@@ -46,6 +49,7 @@ FIT: dict[str, Any] = {
     "optimizer": {"lr": float(os.environ.get("LR", "2e-3")), "schedule": "linear", "warmup": 20},
     "holdout": 0.1,
 }
+GAMMA = float(os.environ.get("GAMMA", "0"))
 MEASURES = ("base_rate", "auc", "auc_within", "brier", "brier_base", "ece")
 Run = dict[str, float]
 
@@ -74,9 +78,7 @@ Arms = dict[str, tuple[dict[str, Any], Run]]
 def of_seed(seed: int, folder: Path) -> Arms:
     """Train and measure the models of a seed."""
     harness = Harness(folder, seed)
-    tasks = harness.run(
-        generate, {"env": {"type": "words", "names": 64}, "train": TRAIN, "dev": JUDGED, "heldout": JUDGED}
-    )
+    tasks = harness.run(generate, {"env": ENV, "train": TRAIN, "dev": JUDGED, "heldout": JUDGED})
     expert = harness.run(synthesize, tasks=tasks["train"])["trajectories"]
     warm = harness.run(sft, WARM, trajectories=[expert])["model"]
     rows = harness.run(sample, {"samples": SAMPLES}, model=warm, tasks=tasks["train"])["trajectories"]
@@ -89,8 +91,8 @@ def of_seed(seed: int, folder: Path) -> Arms:
             arms |= scored(seed, name, made, judged, harness, {})
     if ONLY in (None, "inverse"):
         shown = harness.run(reject, {"keep": 1}, trajectories=[expert])["trajectories"]
-        made = harness.run(train, {**FIT, "kind": "inverse"}, **outcomes, demonstrations=[shown])
-        for over in ("mean", "last"):
+        made = harness.run(train, {**FIT, "kind": "inverse", "gamma": GAMMA}, **outcomes, demonstrations=[shown])
+        for over in ("min", "mean", "last"):
             arms |= scored(seed, f"inverse, {over}", made, judged, harness, {"over": over})
     if ONLY:
         return arms

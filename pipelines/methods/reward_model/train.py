@@ -52,14 +52,17 @@ class RewardTrainConfig(StageConfig):
     )
 
     gamma: Annotated[float, ADDED] = Field(
-        1.0, ge=0, le=1, description="for kind inverse: discount of the value of the next turn"
+        0.0,
+        ge=0,
+        le=1,
+        description="for kind inverse: discount of the value of the next turn; at 0 each turn is judged by itself",
     )
 
     @model_validator(mode="after")
     def _of_its_kind(self) -> "RewardTrainConfig":
         if self.kind != "orm" and self.balance == "task":
             raise ValueError("balance: task is for kind: orm, whose labels are successes; leave it out")
-        if self.kind != "inverse" and self.gamma != 1:
+        if self.kind != "inverse" and self.gamma:
             raise ValueError(f"gamma is for kind: inverse, and kind: {self.kind} has no next turn; leave it out")
         if self.optimizer.quantized:
             raise ValueError(

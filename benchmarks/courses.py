@@ -72,14 +72,14 @@ COURSES = {
 }
 COURSES["search_qa, terms"] = replace(
     COURSES["search_qa"],
-    environment={"type": "search_qa", "levels": [1], "size": 200, "unknown": 5},
-    train=1100,
+    environment={"type": "search_qa", "levels": [1], "size": 60, "worlds": 20, "unknown": 5},
+    train=6000,
     context=320,
     lr=1e-3,
-    warm_steps=800,
-    vocabulary=2048,
+    warm_steps=700,
+    vocabulary=1024,
     batch=16,
-    judged=128,
+    judged=512,
 )  # as in pipelines/specs/search_qa.yaml
 COURSES["code, doubtful"] = replace(COURSES["code"], train=512, warm_steps=100)
 if SMALL:

@@ -18,7 +18,7 @@ from methods import Setting, curated, judged, online, prepared, seeds
 
 ENV = "search_qa"
 TERMS = "search_qa, terms"
-ITERATIONS, TASKS, JUDGED, DEV = (1, 4, 4, 2) if SMALL else (24, 16, 192, 32)
+ITERATIONS, TASKS, JUDGED, DEV = (1, 4, 4, 2) if SMALL else (64, 16, 384, 32)
 """Of GRPO; and held-out tasks, and dev tasks on which a temperature is chosen."""
 
 
@@ -42,7 +42,7 @@ def research() -> bool:
             tasks = [task.model_copy(update={"env": env}) for task in setting.tasks.read()]
             other = replace(setting, tasks=setting.harness.tasks(tasks))
             model, spent, _ = online(
-                other, iterations=ITERATIONS, tasks=TASKS, updates=2, limits={"max_steps": 5}, **more
+                other, iterations=ITERATIONS, tasks=TASKS, updates=4, limits={"max_steps": 5}, **more
             )
             arms[name].add(judged(setting, model), spent)
     print(f"\nresearch, {TERMS}: GRPO in {ITERATIONS} iterations of {TASKS} tasks")

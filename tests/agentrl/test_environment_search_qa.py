@@ -143,7 +143,7 @@ def test_an_answer_too_early_solves_the_question_inside() -> None:
     ]
     for row, task in rows:
         inner = json.loads(task.metadata)["question"][3]
-        [answer, *others] = sorted(questions.denotation(environment.graph, inner))
+        [answer, *others] = sorted(questions.denotation(environment.world_of(task).graph, inner))
         if others:
             continue
         early = row.model_copy(update={"messages": [*row.messages[:-1], Message(role=Role.ASSISTANT, content=answer)]})
@@ -160,7 +160,8 @@ def test_the_expert_knows_only_what_it_has_seen() -> None:
 
     async def go(task: Task) -> None:
         episode = await environment.reset(task)
-        text, real, ranked = task.prompt, environment.graph, environment.ranked
+        text, world = task.prompt, environment.world_of(task)
+        real, ranked = world.graph, world.ranked
         for _ in range(environment.max_steps):
             turn = episode.advise()
             facts = {
@@ -169,16 +170,16 @@ def test_the_expert_knows_only_what_it_has_seen() -> None:
             }
             pages = set(episode.pages)
             episode.answers = ["nobody"]
-            environment.graph = SimpleNamespace(ahead=facts, kinds=real.kinds)  # type: ignore[assignment]
-            environment.ranked = lambda query, pages=pages: [  # type: ignore[method-assign, misc]
+            world.graph = SimpleNamespace(ahead=facts, kinds=real.kinds)  # type: ignore[assignment]
+            world.ranked = lambda query, pages=pages: [  # type: ignore[method-assign, misc]
                 title if (query, number // 5 + 1) in pages else "Nobody Atall"
                 for number, title in enumerate(ranked(query))
             ]
             try:
                 assert episode.advise() == turn
             finally:
-                environment.graph = real
-                del environment.ranked
+                world.graph = real
+                del world.ranked
             if not turn.tool_calls:
                 break
             for value in turn.tool_calls[0].parsed().values():
@@ -248,7 +249,7 @@ def test_demonstrations_of_terms_are_right_if_the_guess_is() -> None:
     for row in guessed:
         question = json.loads(asked[row.task_id].metadata)["question"]
         taken = questions.understood(question, list(TERMS), Random(row.task_id))
-        assert row.messages[-1].content == environment.graph.ahead[taken[1]][question[3][1]]
+        assert row.messages[-1].content == graph(60, 0).ahead[taken[1]][question[3][1]]
         assert row.success == (taken == question)
     assert 0.15 < sum(bool(row.success) for row in guessed) / len(guessed) < 0.5
 
@@ -261,3 +262,36 @@ def test_tasks_without_terms_are_as_they_were() -> None:
         "Name the book that the person who works for Rundpriorworks wrote.",
     ]
     assert drawn[0].task_id == "search_qa-372be429-train-00000", "the id has a digest of the settings"
+
+
+def test_a_question_says_its_world_which_has_facts_of_its_own() -> None:
+    environment = load_environment('search_qa{"levels": [1], "size": 60, "worlds": 5, "unknown": 5}')
+    tasks = environment.tasks({"train": 200, "heldout": 50}, 0)
+    every = [*tasks["train"], *tasks["heldout"]]
+    numbers = [json.loads(task.metadata)["world"] for task in every]
+    assert {*numbers} == {0, 1, 2, 3, 4}
+    assert all(task.prompt.startswith(f"World {number}. Name ") for task, number in zip(every, numbers, strict=True))
+    assert len({task.prompt for task in every}) == len(every)
+    graphs = [environment.world(number).graph for number in range(5)]
+    assert len({tuple(graph.names) for graph in graphs}) == 1, "the same names"
+    first = next(iter(graphs[0].passages))
+    assert len({graph.passages[first] for graph in graphs}) == 5, "other facts"
+    assert graphs[0].passages == graph(60, 0).passages, "the first is the only one of a single world"
+    for task in every:
+        answer = json.loads(task.ground_truth)
+        assert {answer} == questions.denotation(environment.world_of(task).graph, json.loads(task.metadata)["question"])
+        row = demonstrate(environment, task, 0.0, 0, "t")
+        if " of " not in task.prompt:
+            assert row.success, task.prompt
+        if longer := environment.vary(task, Random(0)):
+            assert longer.prompt.startswith(task.prompt.partition(".")[0] + ". ")
+            assert environment.world_of(longer) is environment.world_of(task)
+
+
+def test_a_snapshot_copies_no_world() -> None:
+    environment = load_environment('search_qa{"levels": [1], "size": 60, "worlds": 2}')
+    [task] = environment.tasks({"train": 1}, 0)["train"]
+    episode = asyncio.run(environment.reset(task))
+    state = asyncio.run(episode.snapshot())
+    asyncio.run(episode.restore(state))
+    assert episode.world is environment.world_of(task)

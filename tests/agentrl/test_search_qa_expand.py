@@ -17,7 +17,7 @@ from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Message, Role, ToolCall
 
 WORLD = SearchQA()
-GRAPH = WORLD.graph
+GRAPH = WORLD.world(0).graph
 
 
 def question(expression: Any, world: SearchQA = WORLD) -> Task:

@@ -1,7 +1,8 @@
 """The environment ``search_qa``: "Name the city where the person who wrote X was born." Its level is its hops.
 
 The policy searches (BM25) and reads passages, and answers with a name, or with two if it is asked to name each. All
-tasks of one config share one world, which ``world`` and ``size`` make; held-out questions are other questions about it.
+tasks of one config share one world, which ``world`` and ``size`` make, or some ``worlds`` with the same names and other
+facts, so that a policy has to read; held-out questions are other questions about them.
 """
 
 import json
@@ -12,12 +13,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agentrl.environments.base import Observation, Score
-from agentrl.environments.bm25 import Index
 from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.search_qa import questions
 from agentrl.environments.search_qa.expand import FORM, demonstrated, expanded
 from agentrl.environments.search_qa.expert import SHOWN, Missing, Seen, answers, answers_within
-from agentrl.environments.search_qa.graph import TERMS, graph
+from agentrl.environments.search_qa.graph import TERMS, World, graph
 from agentrl.environments.task_splits import Draft
 from agentrl.environments.tools import ToolError, tool
 from agentrl.rewards.answers import exact_match, f1
@@ -31,6 +31,12 @@ LONGEST_WAY = 12
 class SearchConfig(FamilyConfig):
     size: int = Field(400, ge=60, le=5000, description="people of the world; other things grow with them")
     world: int = Field(0, ge=0, description="another number is another world")
+    worlds: int = Field(
+        1,
+        ge=1,
+        le=100,
+        description="worlds with the same names and other facts; each question says which of them it is about",
+    )
     reward: Literal["exact", "f1"] = Field("exact", description="what the reward is; the other is recorded beside it")
     unknown: int = Field(
         0,
@@ -52,12 +58,17 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
         self.question: questions.Expression = metadata["question"]
         self.unknown = family.unknown
         self.answers: list[str] = json.loads(task.ground_truth).split("; ")
-        self.needed = family.needed(self.question, self.answers)
+        self.needed = questions.needed(self.world.graph, self.question, self.answers)
         self.named = set(questions.constants(self.question))
         self.pages: set[tuple[str, int]] = set()
         self.passages: set[str] = set()
         self.whole = ""
         self.read_at: dict[str, int] = {}
+
+    @property
+    def world(self) -> World:
+        """That of the question; no part of the state, which snapshots copy."""
+        return self.family.world_of(self.task)
 
     @tool
     def search(self, query: str, page: Annotated[int, Field(ge=1)] = 1) -> str:
@@ -66,7 +77,7 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
         query: words to look for
         page: of the results
         """
-        titles = self.family.ranked(query)
+        titles = self.world.ranked(query)
         shown = titles[(page - 1) * SHOWN : page * SHOWN]
         self.named.update(shown)
         if not shown:
@@ -81,14 +92,14 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
 
         title: of the passage, as search shows it
         """
-        passage = self.family.graph.passages.get(title)
+        passage = self.world.graph.passages.get(title)
         if passage is None:
             raise ToolError(f"there is no passage {title!r}; search for it")
         if title not in self.read_at:
             self.read_at[title] = self.calls - 1
             if title in self.needed:
                 self.earn(1 / len(self.needed))
-        self.named.update(self.family.graph.near(title))
+        self.named.update(self.world.graph.near(title))
         self.whole = passage
         return passage
 
@@ -116,7 +127,7 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
 
     def advise(self) -> Message:
         """The next passage to read or search to make, or the answer, by what was seen so far."""
-        seen = Seen(self.family.graph, self.family.ranked, self.passages, self.pages)
+        seen = Seen(self.world.graph, self.world.ranked, self.passages, self.pages)
         question = questions.understood(self.question, self.unknown, Random(self.task.task_id))
         try:
             return self.saying("; ".join(answers(question, seen)))
@@ -143,30 +154,25 @@ class SearchQA(Family):
 
     def __init__(self, config: SearchConfig = SearchConfig()) -> None:  # noqa: B008  (frozen)
         super().__init__(config)
-        self.graph = graph(config.size, config.world)
         self.unknown = list(TERMS)[: config.unknown]
         """Relations whose terms the expert does not know."""
-        self.index = Index(self.graph.passages)
-        self.found: dict[str, list[str]] = {}
+        self.worlds: dict[int, World] = {}
 
-    def ranked(self, query: str) -> list[str]:
-        """Titles for a query. Samples of one task ask the same, so results are remembered."""
-        if query not in self.found:
-            if len(self.found) >= 4096:
-                self.found.clear()
-            self.found[query] = self.index.search(query)
-        return self.found[query]
+    def world(self, number: int) -> World:
+        """One of the worlds, which is made when something is asked of it."""
+        if number not in self.worlds:
+            self.worlds[number] = World(graph(self.config.size, self.config.world, number))
+        return self.worlds[number]
 
-    def needed(self, question: questions.Expression, answers: list[str]) -> list[str]:
-        """Titles of passages that show the answers to be right, each once."""
-        return list(
-            dict.fromkeys(title for answer in answers for title in questions.support(self.graph, question, answer))
-        )
+    def world_of(self, task: Task) -> World:
+        """The world that a question is about."""
+        return self.world(json.loads(task.metadata).get("world", 0))
 
     def drafts(self, level: int, random: Random) -> Iterator[Draft]:
         while True:
-            question = questions.compose(self.graph, level, random)
-            draft = self._draft(*question) if question else None
+            number = random.randrange(self.config.worlds) if self.config.worlds > 1 else 0
+            question = questions.compose(self.world(number).graph, level, random)
+            draft = self._draft(*question, number) if question else None
             if draft:
                 yield draft
 
@@ -177,7 +183,8 @@ class SearchQA(Family):
             return []
         answers = {name.strip() for name in last.content.split(";")}
         whole = json.loads(task.metadata)["question"]
-        inside = [part for part in questions.parts(whole)[1:] if questions.denotation(self.graph, part) == answers]
+        graph = self.world_of(task).graph
+        inside = [part for part in questions.parts(whole)[1:] if questions.denotation(graph, part) == answers]
         return [new for part in inside if (new := self.about(task, part, sorted(answers)))]
 
     def vary(self, task: Task, random: Random) -> Task | None:
@@ -185,7 +192,7 @@ class SearchQA(Family):
         if there is no such description."""
         whole = json.loads(task.metadata)["question"]
         for _ in range(20):
-            longer = questions.expanded(self.graph, whole, random)
+            longer = questions.expanded(self.world_of(task).graph, whole, random)
             if longer and (made := self.about(task, longer, json.loads(task.ground_truth).split("; "))):
                 return made
         return None
@@ -200,11 +207,15 @@ class SearchQA(Family):
 
     def about(self, task: Task, question: questions.Expression, answers: list[str]) -> Task | None:
         """Another question in place of that of a task, of its split; None if the expert has too long a way to it."""
-        draft = self._draft(question, answers)
+        draft = self._draft(question, answers, json.loads(task.metadata).get("world", 0))
         return self.derived(task, draft, questions.hops(question)) if draft else None
 
-    def _draft(self, question: questions.Expression, answers: list[str]) -> Draft | None:
-        """The task, or None if the expert has too long a way to it."""
-        if not answers_within(question, self.graph, self.ranked, LONGEST_WAY):
+    def _draft(self, question: questions.Expression, answers: list[str], number: int) -> Draft | None:
+        """The task in one of the worlds, or None if the expert has too long a way to it."""
+        world = self.world(number)
+        if not answers_within(question, world.graph, world.ranked, LONGEST_WAY):
             return None
-        return Draft(questions.text(self.graph, question, self.unknown), "; ".join(answers), {"question": question})
+        text = questions.text(world.graph, question, self.unknown)
+        if self.config.worlds == 1:
+            return Draft(text, "; ".join(answers), {"question": question})
+        return Draft(f"World {number}. {text}", "; ".join(answers), {"question": question, "world": number})

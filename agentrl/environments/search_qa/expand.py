@@ -32,7 +32,7 @@ async def expanded(family: "SearchQA", text: str, like: Task) -> Task | None:
     nothing in the question; if an expert who searches and reads does not find that the sub-question's answer is the
     name; or if the whole then has another answer, a shortcut, a redundant part or one that goes in a circle, or is too
     long."""
-    graph, whole = family.graph, json.loads(like.metadata)["question"]
+    graph, whole = family.world_of(like).graph, json.loads(like.metadata)["question"]
     name, part = _read(text)
     if not questions.is_expression(graph, part) or part[0] == "is" or name not in questions.constants(whole):
         return None
@@ -77,7 +77,7 @@ async def _found(family: "SearchQA", part: questions.Expression, name: str, like
 def demonstrated(family: "SearchQA", task: Task, noise: float, random: Random) -> Turns:
     """An expander that reads what is said of a name, or searches and reads the thing that says it, and proposes one
     projection. It errs with probability ``noise`` by proposing a projection at random."""
-    graph, whole = family.graph, json.loads(task.metadata)["question"]
+    graph, whole = family.world_of(task).graph, json.loads(task.metadata)["question"]
     name = questions.constants(whole)[0]
     part: questions.Expression = ["is", name]
     for _ in range(TRIES):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
+from agentrl.environments.bm25 import Index
+
 FIRST = tuple(
     "Ada Ben Cleo Dov Esme Finn Gwen Hugo Iris Jonas Kira Liam Mara Nils Olga Piet Quinn Rosa Sven Tess Ugo Vera "  # noqa: SIM905
     "Wim Xenia Yusuf Zara".split()
@@ -80,7 +82,8 @@ terms. A thing has at least two of these relations."""
 
 
 class Graph:
-    """``size`` people, and other things in proportion.
+    """``size`` people, and other things in proportion. Graphs of one size and ``world`` have the same names, and each
+    ``facts`` is another number of facts about these.
 
     - ``things``: type -> names; ``kinds``: name -> its type
     - ``ahead``: relation -> subject -> object
@@ -89,7 +92,7 @@ class Graph:
     - ``passages``: name -> text
     """
 
-    def __init__(self, size: int, world: int) -> None:
+    def __init__(self, size: int, world: int, facts: int = 0) -> None:
         random = Random(f"search_qa-1-{size}-{world}")
         counts = {
             "person": size, "city": size // 6, "company": size // 5, "university": size // 10, "book": size // 3,
@@ -97,6 +100,8 @@ class Graph:
         }  # fmt: skip
         taken: set[str] = set()
         names_of_kind = {kind: [_name(kind, random, taken) for _ in range(count)] for kind, count in counts.items()}
+        if facts:
+            random = Random(f"search_qa-1-{size}-{world}-{facts}")
         self.things = names_of_kind
         self.kinds = {name: kind for kind, names in names_of_kind.items() for name in names}
         self.ahead: dict[str, dict[str, str]] = {}
@@ -150,7 +155,24 @@ def _name(kind: str, random: Random, taken: set[str]) -> str:
             return name
 
 
+class World:
+    """A graph, and the search in its passages."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.index = Index(graph.passages)
+        self.titles: dict[str, list[str]] = {}
+
+    def ranked(self, query: str) -> list[str]:
+        """Titles for a query. Samples of one task ask the same, so results are remembered."""
+        if query not in self.titles:
+            if len(self.titles) >= 4096:
+                self.titles.clear()
+            self.titles[query] = self.index.search(query)
+        return self.titles[query]
+
+
 @lru_cache(maxsize=4)
-def graph(size: int, world: int) -> Graph:
+def graph(size: int, world: int, facts: int = 0) -> Graph:
     """The world of that size and number; it is made once."""
-    return Graph(size, world)
+    return Graph(size, world, facts)

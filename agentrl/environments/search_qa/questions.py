@@ -198,3 +198,8 @@ def support(graph: Graph, expression: Expression, answer: str) -> list[str]:
         return [*support(graph, inner, graph.ahead[relation][answer]), answer]
     subject = min(name for name in denotation(graph, inner) if graph.ahead[relation].get(name) == answer)
     return [*support(graph, inner, subject), subject]
+
+
+def needed(graph: Graph, question: Expression, answers: list[str]) -> list[str]:
+    """Titles of passages that show the answers to be right, each once."""
+    return list(dict.fromkeys(title for answer in answers for title in support(graph, question, answer)))

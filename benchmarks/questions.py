@@ -17,12 +17,12 @@ from courses import COURSES
 from methods import Setting, curated, judged, online, prepared, seeds
 
 ENV = "search_qa"
-TERMS = "search_qa, terms"
+TERMS, WORLDS = "search_qa, terms", "search_qa, worlds"
 ITERATIONS, TASKS, JUDGED, DEV = (1, 4, 4, 2) if SMALL else (64, 16, 384, 32)
 """Of GRPO; and held-out tasks, and dev tasks on which a temperature is chosen."""
 
 
-def _prepared(seed: int, folder: Any, n: int = JUDGED, course: str = ENV) -> Setting:
+def _prepared(seed: int, folder: Any, course: str, n: int = JUDGED) -> Setting:
     """A policy that has imitated the expert, and at most ``n`` tasks to judge it by."""
     setting = prepared(course, seed, folder)
     given = setting.harness.tasks
@@ -34,7 +34,7 @@ def research() -> bool:
     arms = {name: Arm(name) for name in ("warm", "GRPO", "ReSearch")}
     shaped = [{"type": "format", "weight": 0.1, "unrewarded": True}]
     for seed, folder in seeds("research", arms):
-        setting = _prepared(seed, folder, course=TERMS)
+        setting = _prepared(seed, folder, TERMS)
         arms["warm"].add(judged(setting, setting.warm), Spent())
         for name, reward, more in (("GRPO", "exact", {}), ("ReSearch", "f1", {"rewards": shaped})):
             config = {key: value for key, value in COURSES[TERMS].environment.items() if key != "type"}
@@ -50,9 +50,9 @@ def research() -> bool:
     return gain(f"research, {TERMS}", arms, "GRPO", "ReSearch")
 
 
-GIVEN, HELD = (8, 4) if SMALL else (384, 64)
+GIVEN, HELD = (8, 4) if SMALL else (1500, 192)
 """Questions that are expanded, and questions of a kind that a policy is judged by."""
-STEPS, BATCH = (2, 4) if SMALL else (60, 16)
+STEPS, BATCH = (2, 4) if SMALL else (200, 16)
 """Supervised steps on the given questions again; on longer rows, fewer of as many tokens."""
 ARMS = {"given again": 1, "one layer": 2, "two layers": 3}
 """Arm -> of how many layers its rows are, the given questions included."""
@@ -66,7 +66,7 @@ def webshaper() -> bool:
     kinds = ("given", "one layer", "two layers")
     tables = {kind: {name: Arm(name) for name in ("warm", *ARMS)} for kind in kinds}
     for seed, folder in seeds("webshaper", *tables.values()):
-        setting = _prepared(seed, folder, HELD)
+        setting = _prepared(seed, folder, WORLDS, HELD)
         harness = setting.harness
         held = _layers(setting, setting.judged, [setting.tasks])
         given = harness.tasks(setting.tasks.read()[:GIVEN])
@@ -83,7 +83,7 @@ def webshaper() -> bool:
             _add(tables, name, held, judged(every, model), spent)
     met = []
     for kind, arms in tables.items():
-        print(f"\nwebshaper, {ENV}: success at held-out questions, {kind}")
+        print(f"\nwebshaper, {WORLDS}: success at held-out questions, {kind}")
         table(arms)
         met += [gain(f"{name}, {kind}", arms, "given again", name, by="trained") for name in list(ARMS)[1:]]
     return all(met)

@@ -1,5 +1,5 @@
 """The pipeline file of each task family with three seeds: held-out success after each training stage, what it gains
-over the control for sharpening of the stage before, and time.
+over the control for sharpening of the policy that it was trained from, and time.
 
     python benchmarks/families.py [FAMILY ...]       # writes the tables of docs/results/families.md
     SEEDS="0 1" python benchmarks/families.py shop   # other seeds; the page stays as it is
@@ -15,7 +15,6 @@ import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,10 +33,13 @@ CPU_S = 180.0
 """Processor seconds of one seed, at most."""
 
 
-def policies(family: str) -> list[str]:
-    """The policies that the pipeline file evaluates on held-out tasks, in the order of their training."""
+def policies(family: str) -> dict[str, str | None]:
+    """The policies that the pipeline file evaluates on held-out tasks, in the order of their training, each with the
+    one of them that it was trained from."""
     stages = yaml.safe_load((LIBRARY / f"{family}.yaml").read_text())["stages"]
-    return [name.removeprefix("eval_") for name in stages if name.startswith("eval_")]
+    names = [name.removeprefix("eval_") for name in stages if name.startswith("eval_")]
+    starts = {name: stages[name]["inputs"].get("model") for name in names}
+    return {name: start if start in names else None for name, start in starts.items()}
 
 
 def file_of(family: str, folder: str) -> str:
@@ -52,16 +54,15 @@ def file_of(family: str, folder: str) -> str:
 def measured(family: str, seed: int) -> Run:
     """The pipeline file of a family with one seed, in a fresh store, and the outcome of each held-out task."""
     with TemporaryDirectory(prefix=f"agentrl-{family}-") as store:
-        return with_outcomes(run(seed, store, file_of(family, store), policies(family)), store)
+        return with_outcomes(run(seed, store, file_of(family, store), list(policies(family))), store)
 
 
-def table(runs: dict[int, Run]) -> str:
+def table(family: str, runs: dict[int, Run]) -> str:
     """A row for each policy: success at temperature 1 with Wilson 95 % intervals, greedily, and at its best temperature
-    (the control); and a row for what each solves greedily over the control of the one before."""
+    (the control); and a row for what each solves greedily over the control of the one that it was trained from."""
     heads = [f"seed {seed}" for seed in runs]
     lines = [f"| | {' | '.join(heads)} | mean, or all |", "| --- " * (len(runs) + 2) + "|"]
-    policies = list(next(iter(runs.values())).metrics)
-    for before, policy in pairwise([None, *policies]):
+    for policy, before in policies(family).items():
         matches = [made.metrics[policy] for made in runs.values()]
         cells = [
             f"{m['success']:.3f} ({m['success_low']:.3f} to {m['success_high']:.3f}), greedy {m['greedy']:.3f}, "
@@ -90,9 +91,10 @@ def pooled(runs: dict[int, Run], before: str, after: str) -> tuple[int, int, flo
 
 def verdicts(family: str, runs: dict[int, Run]) -> list[bool]:
     """Print the lines of a family; which of its targets are met."""
-    policies = list(next(iter(runs.values())).metrics)
     matches = []
-    for before, after in pairwise(policies):
+    for after, before in policies(family).items():
+        if before is None:
+            continue
         gained, lost, p = pooled(runs, before, after)
         figure = f"{family}: {after}, greedily, over the control of {before}: {gained} gained, {lost} lost, p {p:.2g}"
         matches.append(line(figure, gained > lost and p < ALPHA, f"more gained, p below {ALPHA}"))
@@ -124,10 +126,10 @@ def main() -> int:
     for family in names:
         with ThreadPoolExecutor(int(os.environ.get("JOBS", "1"))) as pool:
             runs = dict(zip(seeds, pool.map(partial(measured, family), seeds), strict=True))
-        print(f"\n{table(runs)}\n", flush=True)
+        print(f"\n{table(family, runs)}\n", flush=True)
         met += verdicts(family, runs)
         if seeds == FIXED:
-            write(family, table(runs))
+            write(family, table(family, runs))
     return int(os.environ.get("CHECK") == "1" and not all(met))
 
 

@@ -75,7 +75,7 @@ COURSES["search_qa, worlds"] = replace(
     environment={"type": "search_qa", "levels": [1, 2], "size": 60, "worlds": 20},
     train=6000,
     lr=1e-3,
-    warm_steps=700,
+    warm_steps=400,
     vocabulary=1024,
     batch=16,
     judged=512,
@@ -84,6 +84,7 @@ COURSES["search_qa, terms"] = replace(
     COURSES["search_qa, worlds"],
     environment={"type": "search_qa", "levels": [1], "size": 60, "worlds": 20, "unknown": 5},
     context=320,
+    warm_steps=700,
 )  # as in pipelines/specs/search_qa.yaml
 COURSES["code, doubtful"] = replace(COURSES["code"], train=512, warm_steps=100)
 if SMALL:

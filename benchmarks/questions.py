@@ -52,7 +52,7 @@ def research() -> bool:
 
 GIVEN, HELD = (8, 4) if SMALL else (1500, 192)
 """Questions that are expanded, and questions of a kind that a policy is judged by."""
-STEPS, BATCH = (2, 4) if SMALL else (200, 16)
+STEPS, BATCH = (2, 4) if SMALL else (300, 16)
 """Supervised steps on the given questions again; on longer rows, fewer of as many tokens."""
 ARMS = {"given again": 1, "one layer": 2, "two layers": 3}
 """Arm -> of how many layers its rows are, the given questions included."""

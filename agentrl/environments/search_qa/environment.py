@@ -17,7 +17,7 @@ from agentrl.environments.family import Family, FamilyConfig, ToolEpisode
 from agentrl.environments.search_qa import questions
 from agentrl.environments.search_qa.expand import FORM, demonstrated, expanded
 from agentrl.environments.search_qa.expert import SHOWN, Missing, Seen, answers, answers_within
-from agentrl.environments.search_qa.graph import TERMS, World, graph
+from agentrl.environments.search_qa.graph import TERMS, SearchWorld, graph
 from agentrl.environments.task_splits import Draft
 from agentrl.environments.tools import ToolError, tool
 from agentrl.rewards.answers import exact_match, f1
@@ -66,7 +66,7 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
         self.read_at: dict[str, int] = {}
 
     @property
-    def world(self) -> World:
+    def world(self) -> SearchWorld:
         """That of the question; no part of the state, which snapshots copy."""
         return self.family.world_of(self.task)
 
@@ -156,15 +156,15 @@ class SearchQA(Family):
         super().__init__(config)
         self.unknown = list(TERMS)[: config.unknown]
         """Relations whose terms the expert does not know."""
-        self.worlds: dict[int, World] = {}
+        self.worlds: dict[int, SearchWorld] = {}
 
-    def world(self, number: int) -> World:
+    def world(self, number: int) -> SearchWorld:
         """One of the worlds, which is made when something is asked of it."""
         if number not in self.worlds:
-            self.worlds[number] = World(graph(self.config.size, self.config.world, number))
+            self.worlds[number] = SearchWorld(graph(self.config.size, self.config.world, number))
         return self.worlds[number]
 
-    def world_of(self, task: Task) -> World:
+    def world_of(self, task: Task) -> SearchWorld:
         """The world that a question is about."""
         return self.world(json.loads(task.metadata).get("world", 0))
 

@@ -155,7 +155,7 @@ def _name(kind: str, random: Random, taken: set[str]) -> str:
             return name
 
 
-class World:
+class SearchWorld:
     """A graph, and the search in its passages."""
 
     def __init__(self, graph: Graph) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,9 +120,14 @@ def test_a_row_of_such_answers_alone_is_rewarded_and_not_trained_on(policy: Poli
         for messages in ([user], [user, {"role": "assistant", "content": ANSWER}, user]):
             assert ask(server, client.api_key, "chat/completions", messages=messages, **CHAT).status_code == 200
         [path] = tmp_path.glob("*/*.jsonl")
-        read = RecordedEpisode.read(path)
-        assert read is not None
-        [again] = read.rows()
+        ends = time.monotonic() + 30
+        while True:  # that an answer was received is written after it was sent
+            read = RecordedEpisode.read(path)
+            assert read is not None
+            [again] = read.rows()
+            if again.n_steps == 2 or time.monotonic() > ends:
+                break
+            time.sleep(0.01)
         [row] = rewarded(server, client, name)
     check(policy, row)
     assert (row.n_steps, row.n_action_tokens, row.reward, row.policy_version) == (2, 0, 1.0, 3)

@@ -27,7 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # a small model: a second thread costs more
 SEEDS = range(1) if SMALL else range(3)
 JOBS = int(os.environ.get("JOBS", "2"))
 SPLIT = os.environ.get("SPLIT", "heldout")
-KEEP = os.environ.get("KEEP", "")
+KEEP = os.path.join(kept, SPLIT) if (kept := os.environ.get("KEEP")) else ""
 TRAIN, JUDGED, DEV = (96, 64, 16) if SMALL else (768, 512, 128)
 WARM_STEPS = 120 if SMALL else 360
 TASKS, SAMPLES, ITERATIONS = (4, 4, 2) if SMALL else (32, 8, 24)

@@ -26,7 +26,7 @@ def test_ways_of_learning_are_measured_and_what_was_measured_is_kept(tmp_path: P
     settings = {"METHODS": "rejection,DPO step,GRPO", "JOBS": "1", "KEEP": str(tmp_path)}
     first = ran("learning", **settings)
     assert [line.split("  ")[0] for line in first.splitlines()[2:]] == ["rejection", "DPO step", "GRPO"]
-    assert {"rejection True 0", "GRPO False 0"} <= {path.name for path in tmp_path.iterdir()}
+    assert {"rejection True 0", "GRPO False 0"} <= {path.name for path in (tmp_path / "heldout").iterdir()}
     assert ran("learning", **settings) == first
 
 

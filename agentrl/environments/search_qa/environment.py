@@ -56,6 +56,7 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
         super().__init__(family, task)
         metadata = json.loads(task.metadata)
         self.question: questions.Expression = metadata["question"]
+        self.world_number: int = metadata.get("world", 0)
         self.unknown = family.unknown
         self.answers: list[str] = json.loads(task.ground_truth).split("; ")
         self.needed = questions.needed(self.world.graph, self.question, self.answers)
@@ -68,7 +69,7 @@ class SearchEpisode(ToolEpisode["SearchQA"]):
     @property
     def world(self) -> SearchWorld:
         """That of the question; no part of the state, which snapshots copy."""
-        return self.family.world_of(self.task)
+        return self.family.world(self.world_number)
 
     @tool
     def search(self, query: str, page: Annotated[int, Field(ge=1)] = 1) -> str:
@@ -161,7 +162,7 @@ class SearchQA(Family):
     def world(self, number: int) -> SearchWorld:
         """One of the worlds, which is made when something is asked of it."""
         if number not in self.worlds:
-            self.worlds[number] = SearchWorld(graph(self.config.size, self.config.world, number))
+            self.worlds[number] = SearchWorld(number, graph(self.config.size, self.config.world, number))
         return self.worlds[number]
 
     def world_of(self, task: Task) -> SearchWorld:
@@ -171,8 +172,9 @@ class SearchQA(Family):
     def drafts(self, level: int, random: Random) -> Iterator[Draft]:
         while True:
             number = random.randrange(self.config.worlds) if self.config.worlds > 1 else 0
-            question = questions.compose(self.world(number).graph, level, random)
-            draft = self._draft(*question, number) if question else None
+            world = self.world(number)
+            question = questions.compose(world.graph, level, random)
+            draft = self._draft(world, *question) if question else None
             if draft:
                 yield draft
 
@@ -190,9 +192,9 @@ class SearchQA(Family):
     def vary(self, task: Task, random: Random) -> Task | None:
         """The same answer, one hop further: a name in the question gives way to a description that fits it alone. None
         if there is no such description."""
-        whole = json.loads(task.metadata)["question"]
+        graph, whole = self.world_of(task).graph, json.loads(task.metadata)["question"]
         for _ in range(20):
-            longer = questions.expanded(self.world_of(task).graph, whole, random)
+            longer = questions.expanded(graph, whole, random)
             if longer and (made := self.about(task, longer, json.loads(task.ground_truth).split("; "))):
                 return made
         return None
@@ -207,15 +209,14 @@ class SearchQA(Family):
 
     def about(self, task: Task, question: questions.Expression, answers: list[str]) -> Task | None:
         """Another question in place of that of a task, of its split; None if the expert has too long a way to it."""
-        draft = self._draft(question, answers, json.loads(task.metadata).get("world", 0))
+        draft = self._draft(self.world_of(task), question, answers)
         return self.derived(task, draft, questions.hops(question)) if draft else None
 
-    def _draft(self, question: questions.Expression, answers: list[str], number: int) -> Draft | None:
-        """The task in one of the worlds, or None if the expert has too long a way to it."""
-        world = self.world(number)
+    def _draft(self, world: SearchWorld, question: questions.Expression, answers: list[str]) -> Draft | None:
+        """The task in a world, or None if the expert has too long a way to it."""
         if not answers_within(question, world.graph, world.ranked, LONGEST_WAY):
             return None
         text = questions.text(world.graph, question, self.unknown)
         if self.config.worlds == 1:
             return Draft(text, "; ".join(answers), {"question": question})
-        return Draft(f"World {number}. {text}", "; ".join(answers), {"question": question, "world": number})
+        return Draft(f"World {world.number}. {text}", "; ".join(answers), {"question": question, "world": world.number})

@@ -156,10 +156,10 @@ def _name(kind: str, random: Random, taken: set[str]) -> str:
 
 
 class SearchWorld:
-    """A graph, and the search in its passages."""
+    """One of the worlds of a setting: its number, its graph, and the search in its passages."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, number: int, graph: Graph) -> None:
+        self.number, self.graph = number, graph
         self.index = Index(graph.passages)
         self.titles: dict[str, list[str]] = {}
 

@@ -48,7 +48,8 @@ def other_length(shown: list[str], printed: list[str]) -> str:
 
 
 def marks(path: Path) -> list[pytest.MarkDecorator]:
-    return [getattr(pytest.mark, note) for note in page_notes(path) if note in ("slow", "ci")]
+    known = {"slow": pytest.mark.slow, "ci": pytest.mark.ci}
+    return [known[note] for note in page_notes(path) if note in known]
 
 
 class Page:

@@ -9,5 +9,5 @@ from shapes import LLAMA_70B, QWEN_7B, model_folder
 
 from agentrl.models.tiny import train_tokenizer
 
-for name, config in (("FOLDER", LLAMA_70B), ("OTHER", QWEN_7B)):
+for name, config in (("LLAMA-70B", LLAMA_70B), ("QWEN-7B", QWEN_7B)):
     train_tokenizer(["city of the boss of Ann?"], 512).save_pretrained(model_folder(Path(name), config))

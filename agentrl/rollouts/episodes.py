@@ -1,6 +1,7 @@
 """One episode: a coroutine in which a policy and an environment take turns, until one of them or a limit ends it."""
 
 import asyncio
+import math
 import time
 import traceback
 from collections import Counter
@@ -13,16 +14,7 @@ from agentrl.chat.codec import ChatCodec, spanned
 from agentrl.engines.base import Engine, EngineError, Session, Turn, TurnClock, TurnError
 from agentrl.engines.seeds import stream
 from agentrl.environments.adapted import AdaptedEpisode
-from agentrl.environments.base import (
-    FORMAT_ERROR,
-    MAX_STEPS,
-    Environment,
-    Episode,
-    Score,
-    Step,
-    is_cut,
-    tool_message,
-)
+from agentrl.environments.base import FORMAT_ERROR, MAX_STEPS, Environment, Episode, Score, Step, is_cut, tool_message
 from agentrl.environments.forks import DivergedError, rebuild
 from agentrl.environments.scripted import adviser
 from agentrl.rollouts.acting import Act
@@ -65,6 +57,7 @@ class EpisodeRun:
     error: str = ""
     lasting: bool = False  # whether another attempt would fail in the same way
     diverged: bool = False
+    ends: float = 0.0  # when the episode has taken its time, by the monotonic clock
     advised: list[tuple[int, int]] = field(default_factory=list)  # the tokens of turns that the episode advised
     replaced: tuple[int, int] | None = None  # the tokens of the turn that stands in the place of the policy's
     differed: str = ""  # what a replay was answered otherwise at first
@@ -90,11 +83,11 @@ class EpisodeRun:
         """Play the episode to its end and score it. Raises EngineError if the engine fails for others too. Nothing of
         the environment is raised."""
         episode: Episode | None = None
-        ends = time.monotonic() + self.act.limits.episode_s
+        self.ends = time.monotonic() + self.act.limits.episode_s
         try:
             episode = await self._begun()
             self.session.tools = episode.tools
-            await self._play(episode, ends)
+            await self._play(episode)
             if self.termination is not Termination.CANCELLED:
                 self.score = await self._of_environment(episode.score())
         except _EnvironmentError as failure:
@@ -134,13 +127,13 @@ class EpisodeRun:
         self.opening = opening
         self._heard(opening, self.act.opening(opening, episode.tools))
 
-    async def _play(self, episode: Episode, ends: float) -> None:
+    async def _play(self, episode: Episode) -> None:
         codec = self.act.codec
         if self.attempt.prefix is None:
             self._open(episode)
         allowed: int = self.act.limits.max_steps or getattr(self.environment, "max_steps", None) or MAX_STEPS
         while True:
-            message = await self._next(episode, ends)
+            message = await self._next(episode)
             if message is None:
                 return
             if self.steps >= allowed and (message.tool_calls or self.unreadable):
@@ -160,7 +153,7 @@ class EpisodeRun:
             ids = codec.observations(step.messages, before, turn_ids, self.session.tools) if codec else []
             compress = self.act.sampling.compress
             if compress and len(self.session.ids) + len(ids) > compress.limit:
-                if not await self._compressed(step.messages, ids, ends):
+                if not await self._compressed(step.messages, ids):
                     return
                 continue
             if codec and len(self.session.ids) + len(ids) >= self.act.sampling.max_tokens:
@@ -176,7 +169,7 @@ class EpisodeRun:
         """Turns of the attempt's own."""
         return self.steps - (self.attempt.prefix.turns if self.attempt.prefix else 0)
 
-    async def _compressed(self, answers: list[Message], ids: list[int], ends: float) -> bool:
+    async def _compressed(self, answers: list[Message], ids: list[int]) -> bool:
         """Go on in a new segment after these ``answers``, whose tokens are ``ids``; false if the episode ends."""
         compress, old = self.act.sampling.compress, self.session
         assert compress is not None
@@ -184,7 +177,7 @@ class EpisodeRun:
         shown = [*old.messages, *spanned(answers, len(old.ids), len(known))][len(self.opening) :]
         summary = ""
         if compress.by == "summary" and len(self.earlier) + 1 < compress.segments:
-            text = await self._summary(answers, compress.ask, ends)
+            text = await self._summary(answers, compress.ask)
             if text is None:
                 return False
             summary = text
@@ -206,7 +199,7 @@ class EpisodeRun:
         self.left_out = go_on.left_out
         return True
 
-    async def _summary(self, answers: list[Message], ask: str, ends: float) -> str | None:
+    async def _summary(self, answers: list[Message], ask: str) -> str | None:
         """What the policy says it knows after these answers; None if the episode ends with that."""
         codec, session = self.act.codec, self.session
         assert codec is not None
@@ -218,25 +211,25 @@ class EpisodeRun:
             self.messages.extend(answers)
             return None
         self._heard(asked, ids)
-        message = await self._turn(ends, summing_up=True)
+        message = await self._turn(summing_up=True)
         if message is not None and not message.content.strip():
             self.info["empty_summaries"] += 1
         return message.content.strip() if message else None
 
-    async def _next(self, episode: Episode, ends: float) -> Message | None:
+    async def _next(self, episode: Episode) -> Message | None:
         """The next message: the policy's, an adviser's if it is drawn to speak, or a call at random; None if the
         episode ends with this turn."""
         share, codec, start = self.attempt.advised, self.act.codec, len(self.session.ids)
         if self.attempt.replaced and codec and not self._turns():
             nothing = Message(role=Role.ASSISTANT)
             skipped = self.attempt.replaced == "none"
-            message = self._given(codec, nothing) if skipped else await self._turn(ends, self.act.teacher)
+            message = self._given(codec, nothing) if skipped else await self._turn(self.act.teacher)
             self.replaced = (start, len(self.session.ids))
             return message
         if share and codec and Random(stream(self.seed, "advised", self.steps)).random() < share:
             taken: Message | None
             if self.act.teacher is not None:
-                taken = await self._turn(ends, self.act.teacher)
+                taken = await self._turn(self.act.teacher)
             else:
                 taken = self._given(codec, adviser(self.environment, episode).advise())
             if taken is not None:
@@ -246,7 +239,7 @@ class EpisodeRun:
         if codec and random and (call := self.act.explore.call(episode, self.messages, random)):
             self.info["random_calls"] += 1
             return self._given(codec, call)
-        return await self._turn(ends)
+        return await self._turn()
 
     def _given(self, codec: ChatCodec, message: Message) -> Message:
         """Put a message that nobody sampled into the session."""
@@ -257,14 +250,17 @@ class EpisodeRun:
         self.unreadable = ""
         return self.messages[-1]
 
-    async def _turn(self, ends: float, teacher: Engine | None = None, summing_up: bool = False) -> Message | None:
+    async def _turn(self, teacher: Engine | None = None, summing_up: bool = False) -> Message | None:
         """The policy's next message, or the teacher's; None if the episode ends with this turn. A summary is no step,
-        and is not read for calls."""
-        codec, session = self.act.codec, self.session
-        left = min(self.act.limits.turn_s, ends - time.monotonic())
+        and is not read for calls. What an engine that is reproducible gives must not depend on the speed of the
+        machine, so its turns have no limit of time, and do not count in the episode's."""
+        codec, session, began = self.act.codec, self.session, time.monotonic()
+        left = min(self.act.limits.turn_s, self.ends - began)
         if left <= 0:
             self.termination = Termination.TIME_LIMIT
             return None
+        timeless = (teacher or self.act.engine).reproducible
+        left = math.inf if timeless else left
         start, clock = len(session.ids), TurnClock(session)
         if summing_up:
             turn = await self._sampled(self.act.engine, session, start, left, "summary")
@@ -272,6 +268,7 @@ class EpisodeRun:
             turn = await (self._explored(start, left) if teacher is None else self._taught(teacher, start, left))
         if turn.stop == "cut" and turn.message is None and len(session.ids) == start and left == self.act.limits.turn_s:
             raise TurnError(f"the engine gave nothing within limits.turn_s, {left:g} s")
+        self.ends += time.monotonic() - began if timeless else 0.0
         message, self.unreadable = self.act.said(session, turn, start)
         if message is not None:
             span = {"token_start": start, "token_end": len(session.ids)} if codec else {}

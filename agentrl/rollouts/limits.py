@@ -36,14 +36,22 @@ class Retry(BaseModel):
 
 class Limits(BaseModel):
     """Limits of episodes. A tool that takes too long is answered by an observation that says so. A turn or an episode
-    that takes too long is cut: its row is kept, with ``termination: time_limit``."""
+    that takes too long is cut: its row is kept, with ``termination: time_limit``. Turns of an engine that is
+    reproducible (embedded, ``schedule: exact``) take as long as they take, so that rows do not depend on the machine.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     in_flight: int = Field(256, ge=1, description="episodes under way at once")
     tool_s: float = Field(60.0, gt=0, description="seconds of one tool call")
-    turn_s: float = Field(600.0, gt=0, description="seconds of one turn of the policy")
-    episode_s: float = Field(3600.0, gt=0, description="seconds of one episode, from its start to its last turn")
+    turn_s: float = Field(
+        600.0, gt=0, description="seconds of one turn of the policy; none for an embedded engine with schedule: exact"
+    )
+    episode_s: float = Field(
+        3600.0,
+        gt=0,
+        description="seconds of one episode, from its start to its last turn; turns without a turn_s do not count",
+    )
     environment_s: float = Field(300.0, gt=0, description="seconds of starting, scoring and closing an episode, each")
     max_steps: int | None = Field(
         None, ge=1, description="assistant messages of an episode; None: what the environment says"

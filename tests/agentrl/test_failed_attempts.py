@@ -240,3 +240,12 @@ def test_every_failure_of_ours_is_one_of_infrastructure() -> None:
 
     for kind in (EngineError, TurnError, SandboxError):
         assert issubclass(kind, InfrastructureError)
+
+
+def test_rows_of_a_reproducible_engine_do_not_depend_on_how_long_it_computes(policy: Policy) -> None:
+    engine = Speaker(policy.codec, seconds=0.3)
+    acts = RolloutRunner(policy, engine, Shop(), ROOM, limits=Limits(turn_s=0.1, episode_s=0.2))
+    for reproducible, ended in ((True, (Termination.ANSWERED, 3)), (False, (Termination.TIME_LIMIT, 1))):
+        engine.reproducible = reproducible
+        [row] = acts.run([Attempt(task("price fig,price plum,done", "shop", 0))], 0, ["r"])
+        assert (row.termination, row.n_steps) == ended

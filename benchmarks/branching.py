@@ -1,6 +1,7 @@
 """The experiments of ``methods.py`` about continued rows: what they gain over whole rollouts of as many sampled tokens.
 
-- slicing: GRPO on stored rows of `rooms` from level 4 on, whole rows or by the values of their turns (`bisect`).
+- slicing: GRPO on stored rows of levels that take several turns, whole rows or by the values of their turns
+  (`bisect`).
 - pairs: DPO on pairs of steps, from continuations at uncertain turns, by values of such turns, or from whole rollouts.
 - eto, ipr: preferences of an expert's walks, and of its turns, over the policy's own.
 - dagger: as many turns of an adviser, on its own states or on the student's; success, and recovery after a planted
@@ -20,7 +21,6 @@ from arms import SMALL, Arm, Solved, Spent, gain, measured, table
 from methods import (
     BATCH,
     ITERATIONS,
-    LR,
     SAMPLES,
     SPLIT,
     TASKS,
@@ -74,7 +74,8 @@ def of_continuations(made: Any) -> Spent:
 
 def trained(setting: Setting, stage: Any, config: dict[str, Any], **inputs: Any) -> tuple[Any, Spent]:
     """The warm policy after :data:`STEPS` steps of a stage, and the tokens in the rows that it was trained on."""
-    optimizer = {"lr": LR["dpo" if stage.name == "train.dpo" else "offline"], "schedule": "linear"}
+    course = setting.course
+    optimizer = {"lr": course.dpo_lr if stage.name == "train.dpo" else course.offline_lr, "schedule": "linear"}
     config = {"steps": STEPS, "batch": BATCH, "optimizer": optimizer, **config}
     try:
         made = setting.harness.run(stage, config, model=setting.warm, **inputs)
@@ -87,14 +88,18 @@ def trained(setting: Setting, stage: Any, config: dict[str, Any], **inputs: Any)
     return made["model"], Spent(trained=round(STEPS * BATCH * sum(counts) / max(1, len(counts))))
 
 
-def slicing() -> bool:
+LONG = {"rooms": frozenset(range(4, 9)), "words": frozenset({2, 3})}
+"""Levels of tasks that take several turns."""
+
+
+def slicing(env: str) -> bool:
     """What one learns from stored rows of long walks if forks say which turn lost."""
     from agentrl.pipelines.methods.slicing.steps import value
     from agentrl.pipelines.stages.train import offline
     from agentrl.pipelines.stages.trajectories import sample
 
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO, whole rows", "GRPO, values")}
-    for setting, tasks in settings("slicing", arms, levels=frozenset(range(4, 9))):
+    for setting, tasks in settings(f"slicing {env}", arms, env=env, levels=LONG[env]):
         run = setting.harness.run
         tasks = setting.harness.tasks(tasks.read()[: STATES // 2])  # forks are many, and charged
         rows = run(sample, {"samples": SAMPLES // 2}, model=setting.warm, tasks=tasks)["trajectories"]
@@ -113,9 +118,9 @@ def slicing() -> bool:
         good = successes(setting, others)
         model, more = curated(setting, [good])
         arms["rejection"].add(judged(setting, model), spent + more)
-    print(f"\nslicing, rooms of levels 4 to 8: rollouts of {STATES // 2} tasks a seed")
+    print(f"\nslicing, {env} of levels {min(LONG[env])} to {max(LONG[env])}: rollouts of {STATES // 2} tasks a seed")
     table(arms)
-    return gain("slicing, rooms 4+", arms, "GRPO, whole rows", "GRPO, values")
+    return gain(f"slicing, {env}", arms, "GRPO, whole rows", "GRPO, values")
 
 
 def grouped(setting: Setting, selections: list[Any]) -> list[Any]:
@@ -125,7 +130,7 @@ def grouped(setting: Setting, selections: list[Any]) -> list[Any]:
     return [setting.harness.trajectories([row.model_copy(update=new) for row, new in zip(rows, update, strict=True)])]
 
 
-def pairs() -> bool:
+def pairs(env: str) -> bool:
     """Pairs of steps from four continuations of the least certain turn, or from whole rollouts, each step worth the
     mean reward through it; or of steps that are worth what four continuations before and after each of the two least
     certain turns say. These are so many that fewer tasks have as many tokens."""
@@ -137,7 +142,7 @@ def pairs() -> bool:
 
     names = ("warm", "rejection", "GRPO", "DPO, whole rollouts", "DPO, continuations", "DPO, values")
     arms = {name: Arm(name) for name in names}
-    for setting, tasks in settings("pairs", arms):
+    for setting, tasks in settings(f"pairs {env}", arms, env=env):
         run = setting.harness.run
         rows = run(sample, {"samples": 2}, model=setting.warm, tasks=tasks)["trajectories"]
         forked = run(fork, {"at": "uncertain", "turns": 1, "k": 4}, model=setting.warm, trajectories=[rows])
@@ -162,10 +167,10 @@ def pairs() -> bool:
         arms["GRPO"].add(judged(setting, model), more)
         model, more = curated(setting, [successes(setting, others)])
         arms["rejection"].add(judged(setting, model), spent + more)
-    print(f"\npairs, rooms: rollouts of {STATES} tasks a seed")
+    print(f"\npairs, {env}: rollouts of {STATES} tasks a seed")
     table(arms)
-    met = gain("pairs, rooms", arms, "DPO, whole rollouts", "DPO, continuations")
-    return gain("pairs, rooms, values", arms, "DPO, whole rollouts", "DPO, values") and met
+    met = gain(f"pairs, {env}", arms, "DPO, whole rollouts", "DPO, continuations")
+    return gain(f"pairs, {env}, values", arms, "DPO, whole rollouts", "DPO, values") and met
 
 
 def of_expert(setting: Setting, rows: Any) -> Spent:

@@ -18,6 +18,9 @@ class Course:
     lr: float
     warm_steps: int = 500
     sft_lr: float = 1e-3
+    offline_lr: float = 1e-4
+    """Of GRPO and RLOO on stored rows."""
+    dpo_lr: float = 2e-5
     keeps: dict[str, Any] = field(default_factory=lambda: {"agree": 2})
     shown: dict[str, Any] = field(default_factory=dict)
     vocabulary: int = 512
@@ -39,9 +42,18 @@ COURSES = {
     "rooms 1-6": Course({**ROOMS, "levels": [1, 2, 3, 4, 5, 6]}, 1024, 256, 3e-4),
     "rooms, 30 steps": Course(ROOMS, PAIRS, 704, 3e-4, shown={"noise": 0.4}),  # walks that are long
     "words": Course(
-        {"type": "words", "names": 64}, 512, 192, 2e-3, warm_steps=200, sft_lr=2e-3, keeps={"keep": 1}, vocabulary=640
+        {"type": "words", "names": 64},
+        512,
+        192,
+        2e-3,
+        warm_steps=200,
+        sft_lr=2e-3,
+        offline_lr=1e-3,
+        dpo_lr=2e-4,
+        keeps={"keep": 1},
+        vocabulary=640,
     ),
-    "lookup": Course("lookup", 768, 192, 1e-3, warm_steps=160, shown={"noise": 0.2, "coverage": 0.5}),
+    "lookup": Course("lookup", 768, 192, 1e-3, warm_steps=160, offline_lr=1e-3, shown={"noise": 0.2, "coverage": 0.5}),
     "code": Course(
         {"type": "code", "levels": [1]},
         256,

@@ -1,9 +1,10 @@
 """What memory gains at an equal budget; part of :mod:`benchmarks.methods`, which runs them.
 
-- experience: held-out walks in `rooms` with 0, 1 or 3 runs of other tasks in sight, by a policy that was shown such
-  runs in its demonstrations and by one that was not; and what one learns from rollouts that saw three, without them.
+- experience: held-out tasks with 0, 1 or 3 runs of other tasks in sight (`lookup`, `rooms`), by a policy that was shown
+  such runs in its demonstrations and by one that was not; and what one learns from rollouts that saw three, without
+  them.
 - guidance: walks that nothing solved, tried again with notes and kept without them, against as many plain rollouts
-  (`rooms`): supervised, and as preferences over the failures without guidance.
+  (`lookup`, `rooms`): supervised, and as preferences over the failures without guidance.
 - star: the same with the answer as a hint (`words`, `rooms`, `lookup`).
 - splice: rejection sampling on rollouts, with and without failed ones that go on as a success did (`rooms`, `lookup`);
   success, and in `rooms` recovery after a planted wrong turn.
@@ -42,19 +43,19 @@ MANY = TASKS * ITERATIONS
 """Tasks whose rollouts are looked at."""
 
 
-def experience() -> bool:
+def experience(env: str) -> bool:
     from agentrl.pipelines.stages.reopen import reopen
     from agentrl.pipelines.stages.trajectories import sample, synthesize
 
     shown = {f"{kind}, k {k}": Arm(f"{kind}, k {k}") for kind in ("not shown", "shown") for k in (0, 1, 3)}
     arms = {name: Arm(name) for name in ("warm", "rejection", "rejection, k 3", "GRPO")}
-    for seed, folder in seeds("experience", shown, arms):
-        harness, tasks, walks = expert("rooms", seed, folder)
+    for seed, folder in seeds(f"experience {env}", shown, arms):
+        harness, tasks, walks = expert(env, seed, folder)
         given = {"tasks": tasks["train"], "experience": [walks]}
         seen = harness.run(synthesize, seeing(3), **given)["trajectories"]
         settings = {
-            "not shown": imitated("warm and long", "rooms", harness, tasks, [walks], LONG),
-            "shown": imitated("shown and long", "rooms", harness, tasks, [walks, seen], LONG),
+            "not shown": imitated("warm and long", env, harness, tasks, [walks], LONG),
+            "shown": imitated("shown and long", env, harness, tasks, [walks, seen], LONG),
         }
         for kind, setting in settings.items():
             for k in (0, 1, 3):
@@ -71,16 +72,16 @@ def experience() -> bool:
             arms[name].add(judged(setting, model), of_rollouts(rows["trajectories"]) + more)
         model, more, _ = online(setting, iterations=max(1, STATES // TASKS))
         arms["GRPO"].add(judged(setting, model), more)
-    print("\nexperience, rooms: held-out walks with k runs of other tasks in sight; tokens of these walks")
+    print(f"\nexperience, {env}: held-out tasks with k runs of other tasks in sight; tokens of these rollouts")
     table(shown)
-    print(f"experience, rooms: held-out walks alone, after {STATES * SAMPLES:,} rollouts a seed with k runs in sight")
+    print(f"experience, {env}: held-out tasks alone, after {STATES * SAMPLES:,} rollouts a seed with k runs in sight")
     table(arms)
     met = [
-        gain(f"experience, {kind}, k {k}", shown, f"{kind}, k 0", f"{kind}, k {k}", start=arms["warm"])
+        gain(f"experience, {env}, {kind}, k {k}", shown, f"{kind}, k 0", f"{kind}, k {k}", start=arms["warm"])
         for kind in ("not shown", "shown")
         for k in (1, 3)
     ]
-    return gain("experience, learned from", arms, "rejection", "rejection, k 3") and met[-1]
+    return gain(f"experience, {env}, learned from", arms, "rejection", "rejection, k 3") and met[-1]
 
 
 def seen_by(setting: Setting, walks: Any, k: int) -> tuple[Solved, Spent]:
@@ -104,7 +105,7 @@ def seeing(k: int) -> dict[str, Any]:
     return {"context": [{"experience": {"k": k, "max_tokens": 400}}]} if k else {}
 
 
-def guidance() -> bool:
+def guidance(env: str) -> bool:
     """The notes come from the environment, so they cost no tokens but those that are read."""
     from agentrl.pipelines.methods.eto.outcome import outcome
     from agentrl.pipelines.methods.reflexion.notes import reflect
@@ -114,8 +115,8 @@ def guidance() -> bool:
 
     names = ("warm", "rejection", "guidance", "DPO", "DPO, guided", "GRPO")
     arms = {name: Arm(name) for name in names}
-    for seed, folder in seeds("guidance", arms):
-        setting = noted(seed, folder)
+    for seed, folder in seeds(f"guidance {env}", arms):
+        setting = noted(env, seed, folder)
         harness = setting.harness
         arms["warm"].add(judged(setting, setting.warm), Spent())
         some = harness.tasks(setting.tasks.read()[:MANY])
@@ -136,11 +137,11 @@ def guidance() -> bool:
         model, more = grpo_on_as_many(setting, first, made)
         arms["GRPO"].add(judged(setting, model), more)
     print(
-        f"\nguidance, rooms: {SAMPLES // 2} rollouts of {MANY} tasks a seed, {SAMPLES} more of those that none solved"
+        f"\nguidance, {env}: {SAMPLES // 2} rollouts of {MANY} tasks a seed, {SAMPLES} more of those that none solved"
     )
     table(arms)
-    met = gain("guidance, rooms", arms, "rejection", "guidance")
-    return gain("guidance, DPO", arms, "DPO", "DPO, guided") and met
+    met = gain(f"guidance, {env}", arms, "rejection", "guidance")
+    return gain(f"guidance, {env}, DPO", arms, "DPO", "DPO, guided") and met
 
 
 def star(env: str) -> bool:

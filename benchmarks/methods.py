@@ -51,8 +51,6 @@ CURATED_STEPS = 2 if SMALL else 60
 TASKS, SAMPLES, ITERATIONS = (4, 2, 1) if SMALL else (32, 8, 24)
 ROUNDS = 1
 """Of further rollouts at small scale, where budgets need not be equal."""
-LR = {"offline": 1e-4, "dpo": 2e-5}
-"""Learning rates of offline stages, chosen on dev tasks of seed 0 for baselines; methods have the same."""
 
 
 def seeds(experiment: str, *tables: dict[str, Arm]) -> Iterator[tuple[int, Path]]:
@@ -292,7 +290,10 @@ COURSES_OF = {
     "distill": ("words", "lookup"),
     **dict.fromkeys(("curriculum", "tree"), ("words", "rooms")),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),
-    **dict.fromkeys(("self_distill", "echo", "rwml", "splice", "replay"), ("rooms", "lookup")),
+    **dict.fromkeys(("resample", "rank", "pairs", "counterfactual", "slicing"), ("words", "rooms")),
+    **dict.fromkeys(("echo", "replay"), ("words", "rooms", "lookup")),
+    **dict.fromkeys(("reflexion", "guidance", "experience"), ("lookup", "rooms")),
+    **dict.fromkeys(("self_distill", "rwml", "splice"), ("rooms", "lookup")),
     "star": ("words", "rooms", "lookup"),
 }
 """What an experiment is run in, if it is run in several; if it is small, the first of them."""

@@ -3,13 +3,14 @@ them.
 
 - curriculum: GRPO over levels 1 to 6 of `rooms`, or 1 to 3 of `words`, every task in turn or by a curriculum, with as
   many tokens.
-- echo: GRPO with and without cross-entropy on observations (`rooms`, and `lookup`, whose facts nobody can know).
+- echo: GRPO with and without cross-entropy on observations (`rooms`, and `words` and `lookup`, whose facts nobody can
+  know).
 - rwml: GRPO on predictions of observations before GRPO on walks, against GRPO on walks alone (`rooms`).
-- reflexion: retries with notes of what failed, and without, of as many tokens (`rooms`): tasks solved, of those that
-  failed.
-- resample: GRPO with turns sampled again that are as uncertain as the one before (`rooms`).
+- reflexion: retries with notes of what failed, and without, of as many tokens (`lookup`, `rooms`): tasks solved, of
+  those that failed.
+- resample: GRPO with turns sampled again that are as uncertain as the one before (`words`, `rooms`).
 - rank: GRPO by the places that a judge of known quality gives the rollouts of a group, alone and beside the verifier's
-  reward (`rooms`).
+  reward (`words`, `rooms`).
 """
 
 import sys
@@ -75,12 +76,12 @@ def curriculum(env: str) -> bool:
     return all(met)
 
 
-def resample() -> bool:
+def resample(env: str) -> bool:
     """Refused turns are sampled tokens too, so the others have as many."""
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO, resampled turns")}
     algorithm = {"type": "grpo", "off_policy": {"truncate": 2.0}}
-    for seed, folder in seeds("resample", arms):
-        setting = prepared("rooms", seed, folder)
+    for seed, folder in seeds(f"resample {env}", arms):
+        setting = prepared(env, seed, folder)
         arms["warm"].add(judged(setting, setting.warm), Spent())
         model, spent, _ = online(setting, algorithm=algorithm, explore={"resample": RESAMPLED})
         arms["GRPO, resampled turns"].add(judged(setting, model), spent)
@@ -91,20 +92,20 @@ def resample() -> bool:
         rounds = max(1, round(spent.sampled / each / TASKS / SAMPLES))
         model, more, _ = online(setting, algorithm=algorithm, iterations=rounds)
         arms["GRPO"].add(judged(setting, model), more)
-    print(f"\nresample, rooms: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed with resampled turns")
+    print(f"\nresample, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed with resampled turns")
     table(arms)
-    return gain("resample, rooms", arms, "GRPO", "GRPO, resampled turns")
+    return gain(f"resample, {env}", arms, "GRPO", "GRPO, resampled turns")
 
 
-def rank() -> bool:
+def rank(env: str) -> bool:
     """The judge knows successes from failures with probability 0.8, and nothing else. Foreign tokens are the numbers
     that it writes; what it reads is not counted."""
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "GRPO, ranks", "GRPO, verifier + ranks")}
     judge = {"type": "scripted_judge:Scripted", "right": 0.8, "orders": 2}
     rewards = {"GRPO": [], "GRPO, ranks": [{**judge, "alone": True}], "GRPO, verifier + ranks": [judge]}
     rows = TASKS * ITERATIONS * SAMPLES
-    for seed, folder in seeds("rank", arms):
-        setting = prepared("rooms", seed, folder)
+    for seed, folder in seeds(f"rank {env}", arms):
+        setting = prepared(env, seed, folder)
         arms["warm"].add(judged(setting, setting.warm), Spent())
         for name, given in rewards.items():
             model, spent, _ = online(setting, rewards=given)
@@ -112,10 +113,10 @@ def rank() -> bool:
         tasks = setting.harness.tasks(setting.tasks.read()[: TASKS * ITERATIONS])
         model, more, _ = rejected(setting, tasks, arms["GRPO"].costs[-1].sampled)
         arms["rejection"].add(judged(setting, model), more)
-    print(f"\nrank, rooms: {rows:,} rollouts a seed, a judge that is right with probability 0.8")
+    print(f"\nrank, {env}: {rows:,} rollouts a seed, a judge that is right with probability 0.8")
     table(arms)
-    met = gain("rank, rooms, alone", arms, "GRPO", "GRPO, ranks")
-    return gain("rank, rooms", arms, "GRPO", "GRPO, verifier + ranks") and met
+    met = gain(f"rank, {env}, alone", arms, "GRPO", "GRPO, ranks")
+    return gain(f"rank, {env}", arms, "GRPO", "GRPO, verifier + ranks") and met
 
 
 def beside_grpo(method: str, env: str, ways: dict[str, dict[str, Any]]) -> dict[str, Arm]:
@@ -177,40 +178,40 @@ def rwml(env: str) -> bool:
     return gain(f"rwml, {env}", arms, "GRPO", "world model, then GRPO")
 
 
-def reflexion() -> bool:
+def reflexion(env: str) -> bool:
     """Rounds of two retries of what is not solved yet, until both have sampled as many tokens as four attempts at each
     task that one rollout failed would. The notes come from the environment, so they cost no tokens but those that are
     read."""
     from agentrl.pipelines.stages.trajectories import sample
 
     arms = {name: Arm(name) for name in ("plain retries", "retries with notes")}
-    for seed, folder in seeds("reflexion", arms):
-        setting = noted(seed, folder)
+    for seed, folder in seeds(f"reflexion {env}", arms):
+        setting = noted(env, seed, folder)
         first = setting.harness.run(sample, {"samples": 1}, model=setting.warm, tasks=setting.tasks)["trajectories"]
         failed = first.table(["success", "n_action_tokens"]).to_pylist()
         budget = 4 * sum(row["n_action_tokens"] for row in failed if not row["success"])
         for name, arm in arms.items():
             arm.add(*retried(setting, first, budget, name))
-    print("\nreflexion, rooms: tasks solved by retries of as many tokens, of those that one rollout failed")
+    print(f"\nreflexion, {env}: tasks solved by retries of as many tokens, of those that one rollout failed")
     table(arms)
-    return gain("reflexion, rooms", arms, "plain retries", "retries with notes")
+    return gain(f"reflexion, {env}", arms, "plain retries", "retries with notes")
 
 
-def noted(seed: int, folder: Any) -> Setting:
+def noted(env: str, seed: int, folder: Any) -> Setting:
     """A model that has imitated an expert who was shown notes of up to three other attempts: as many as rollouts are
     shown later. Two notes were noise to a policy that had never seen more than one."""
     from agentrl.pipelines.methods.reflexion.notes import reflect
     from agentrl.pipelines.stages.trajectories import synthesize
 
     errs = {"noise": 0.6, "coverage": 0.4}
-    harness, tasks, slips = expert("rooms", seed, folder, **errs)
+    harness, tasks, slips = expert(env, seed, folder, **errs)
     others = []
     for number in range(2):
         with other_draws(harness, number):
             others.append(harness.run(synthesize, errs, tasks=tasks["train"])["trajectories"])
     slipped = harness.run(reflect, tasks=tasks["train"], trajectories=[slips, *others])["notes"]
     shown = harness.run(synthesize, SHOWING, tasks=tasks["train"], notes=slipped)["trajectories"]
-    return imitated("shown notes", "rooms", harness, tasks, [shown])
+    return imitated("shown notes", env, harness, tasks, [shown])
 
 
 def retried(setting: Setting, first: Any, budget: int, name: str) -> tuple[dict[str, float], Spent]:

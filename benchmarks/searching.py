@@ -200,7 +200,7 @@ def reflected() -> bool:
     arms = {name: Arm(name) for name in ("plain retries", *ways)}
     grown = {"branch": 3, "depth": 10, "rounds": ROUNDS, "oracle": True}
     for seed, folder in seeds("reflected", arms):
-        setting = of_levels(noted(seed, folder), frozenset({4, 5, 6}))
+        setting = of_levels(noted("rooms", seed, folder), frozenset({4, 5, 6}))
         tasks = setting.harness.tasks(setting.tasks.read()[:STATES])
         setting, run = replace(setting, tasks=tasks), setting.harness.run
         for name, way in ways.items():

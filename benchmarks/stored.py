@@ -1,9 +1,9 @@
 """The experiments of ``methods.py`` about what is learned from stored rollouts.
 
 - replay: supervised training on successes as they are drawn, or on two of each task; and GRPO on groups drawn alike, or
-  by how far their rewards are apart (`rooms`, `lookup`).
+  by how far their rewards are apart (`words`, `rooms`, `lookup`).
 - counterfactual: RLOO on four continuations of each state, credited to their first turns (`credit: fork_turn`) or to
-  all new turns, and on whole rollouts of as many sampled tokens (`rooms`).
+  all new turns, and on whole rollouts of as many sampled tokens (`words`, `rooms`).
 - online_starts: GRPO online from states of stored successes first, and from whole tasks (`words`).
 - online_replay: GRPO online with rollouts of earlier iterations mixed into each step, and without, of as many rollouts
   (`words`); with SPLIT=dev every setting of :data:`MIXED`, otherwise the share that did best there, drawn both ways.
@@ -34,8 +34,6 @@ from methods_signals import beside_grpo
 
 GROUPS = STEPS * BATCH // SAMPLES
 """Groups that offline training takes once."""
-LRS = {"rooms": 1e-4, "lookup": 1e-3}
-"""Learning rates of GRPO on stored groups, chosen for draws of all groups alike."""
 
 
 REJECTIONS = {"rejection": {"keep": 2}, "rejection, keep 1": {"keep": 1}, "rejection, agree 2": {"agree": 2}}
@@ -64,8 +62,7 @@ def replay(env: str) -> bool:
             arms[name].add(judged(setting, model), spent + more)
         for name, draw in draws.items():
             groups = drawn(setting, rows, {"strategy": "prioritized", "of": "groups", "n": GROUPS, **draw})
-            config = {"algorithm": {"type": "grpo"}, "optimizer": {"lr": LRS[env], "schedule": "linear"}}
-            model, more = trained(setting, offline, config, trajectories=[groups])
+            model, more = trained(setting, offline, {"algorithm": {"type": "grpo"}}, trajectories=[groups])
             arms[name].add(judged(setting, model), spent + more)
         model, more, _ = online(setting)
         arms["GRPO"].add(judged(setting, model), more)
@@ -133,14 +130,14 @@ def online_starts(env: str) -> bool:
     return gain(f"online_starts, {env}", arms, "GRPO", "GRPO, from states")
 
 
-def counterfactual() -> bool:
+def counterfactual(env: str) -> bool:
     from agentrl.pipelines.methods.fork.fork import fork
     from agentrl.pipelines.stages.train import offline
     from agentrl.pipelines.stages.trajectories import sample
 
     ways = {"RLOO, first turns": {"credit": "fork_turn"}, "RLOO, new turns": {}}
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "RLOO, whole rollouts", *ways)}
-    for setting, tasks in settings("counterfactual", arms):
+    for setting, tasks in settings(f"counterfactual {env}", arms, env=env):
         run = setting.harness.run
         rows = run(sample, {"samples": 2}, model=setting.warm, tasks=tasks)["trajectories"]
         forked = run(fork, {"at": "uncertain", "turns": 1, "k": 4}, model=setting.warm, trajectories=[rows])
@@ -157,7 +154,7 @@ def counterfactual() -> bool:
         arms["GRPO"].add(judged(setting, model), more)
         model, more = curated(setting, [successes(setting, others)])
         arms["rejection"].add(judged(setting, model), spent + more)
-    print("\ncounterfactual, rooms: the least certain turn of two rollouts of each task")
+    print(f"\ncounterfactual, {env}: the least certain turn of two rollouts of each task")
     table(arms)
-    met = gain("counterfactual, rooms", arms, "RLOO, whole rollouts", "RLOO, first turns")
-    return gain("counterfactual, rooms, credit", arms, "RLOO, new turns", "RLOO, first turns") and met
+    met = gain(f"counterfactual, {env}", arms, "RLOO, whole rollouts", "RLOO, first turns")
+    return gain(f"counterfactual, {env}, credit", arms, "RLOO, new turns", "RLOO, first turns") and met

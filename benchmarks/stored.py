@@ -13,6 +13,7 @@ from typing import Any
 
 from arms import SMALL, Arm, Spent, gain, table
 from branching import STEPS, as_online, grouped, of_continuations, settings, trained
+from courses import COURSES
 from methods import (
     BATCH,
     ITERATIONS,
@@ -37,7 +38,7 @@ GROUPS = STEPS * BATCH // SAMPLES
 
 
 REJECTIONS = {"rejection": {"keep": 2}, "rejection, keep 1": {"keep": 1}, "rejection, agree 2": {"agree": 2}}
-"""The first is that of the other experiments, the last did best on dev tasks."""
+"""Those of a task that are kept. Which is best is written in :mod:`courses`."""
 
 
 def replay(env: str) -> bool:
@@ -68,7 +69,8 @@ def replay(env: str) -> bool:
         arms["GRPO"].add(judged(setting, model), more)
     print(f"\nreplay, {env}: {TASKS * ITERATIONS * SAMPLES:,} rollouts a seed, {GROUPS} of {TASKS * ITERATIONS} groups")
     table(arms)
-    first_gained = gain(f"replay, {env}, supervised", arms, "rejection, agree 2", "success first")
+    best = next(name for name, how in REJECTIONS.items() if how == COURSES[env].keeps)
+    first_gained = gain(f"replay, {env}, supervised", arms, best, "success first")
     return gain(f"replay, {env}, GRPO", arms, "GRPO, groups alike", "GRPO, by surprise") and first_gained
 
 

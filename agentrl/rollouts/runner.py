@@ -95,6 +95,7 @@ class RolloutRunner:
         self.rewards = rewards
         self.limits = limits
         self.on_progress = on_progress
+        self.report: EpisodeReport | None = None  # counts the episodes of several calls; None: one for each call
         self.explore = explore
         self.teacher = teacher
         self.on_failed = on_failed
@@ -189,7 +190,7 @@ class RolloutRunner:
         the iterator cancels what is under way. Raises EngineError if the engine fails with more than single requests.
         """
         await self.renew()
-        report = EpisodeReport(len(attempts), self.on_progress)
+        report = self.report or EpisodeReport(len(attempts), self.on_progress)
         flow = self._flow(source, on_told=report)
         refused: list[Trajectory] = []
         try:

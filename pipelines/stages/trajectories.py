@@ -37,6 +37,7 @@ from agentrl.rollouts.demonstrations import Demonstrations
 from agentrl.rollouts.exploring import Explore
 from agentrl.rollouts.limits import Limits, Retry
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
+from agentrl.rollouts.progress import EpisodeReport
 from agentrl.rollouts.rationalize import HINT
 from agentrl.rollouts.segments import by_attempt
 from agentrl.schemas.annotations import ADDED
@@ -174,7 +175,10 @@ def sample(
     ) as runner:
         check_room(policy, runner, rows, lambda task: showing.of(task).template)
         shards = Shards(context)
-        for round_ in _rounds(context, config, rows, runner.engine.reproducible, shards, showing):
+        rounds = _rounds(context, config, rows, runner.engine.reproducible, shards, showing)
+        episodes = sum(len(attempts) for missing in rounds for attempts in missing.values())
+        runner.report = EpisodeReport(episodes, runner.on_progress)
+        for round_ in rounds:
             runner.wait(_sample(context, runner, round_, shards, finish))
     count(context, showing.counts)
     shards.finish(len(range(0, len(rows), config.shard_tasks)))

@@ -1,6 +1,7 @@
 """Stages that sample: with each schedule, in several environments, from an endpoint; what of it a fingerprint holds."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,13 @@ def asking(endpoint: Endpoint, **settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("schedule", ["exact", "free"])
-def test_each_schedule_makes_every_row_once_in_groups(tmp_path: Path, schedule: str) -> None:
-    harness, policy = Harness(tmp_path), qwen()
+def test_each_schedule_makes_every_row_once_in_groups(
+    tmp_path: Path, schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness, policy, told = Harness(tmp_path), qwen(), list[tuple[int, int]]()
+    of_stage = harness._context
+    listening = {"progress": lambda done, total, **_: told.append((done, total))}
+    monkeypatch.setattr(harness, "_context", lambda name: replace(of_stage(name), **listening))
     config = {
         "samples": 3,
         "shard_tasks": 2,
@@ -54,6 +60,8 @@ def test_each_schedule_makes_every_row_once_in_groups(tmp_path: Path, schedule: 
     }
     assert len({row.group_id for row in rows}) == 5
     assert all(row.spans[0].version == 0 for row in rows)
+    assert told[-1] == (15, 15)
+    assert {total for _, total in told} == {15}, "shards are told of together"
     assert made.metrics["rows"] == 15
     assert made.metrics["dialect"] == "hermes"
     assert made.metrics["dialect_source"] == "codec: the chat template writes what it reads"

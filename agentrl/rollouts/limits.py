@@ -37,7 +37,8 @@ class Retry(BaseModel):
 class Limits(BaseModel):
     """Limits of episodes. A tool that takes too long is answered by an observation that says so. A turn or an episode
     that takes too long is cut: its row is kept, with ``termination: time_limit``. Turns of an engine that is
-    reproducible (embedded, ``schedule: exact``) take as long as they take, so that rows do not depend on the machine.
+    reproducible (embedded, ``schedule: exact``) take as long as they take, so that rows do not depend on the machine;
+    an agent program has its time.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -106,7 +106,8 @@ class Speaker:
             return None
         return (
             f"{rows} was tokenised by {tokenizer or 'an unknown tokenizer'}, and the model {self.name} uses "
-            f"{self.tokenizer_fingerprint}; train the model that sampled it, or drop its token columns"
+            f"{self.tokenizer_fingerprint}; train the model that sampled it, or train on its messages with train.sft "
+            "{tokens: again}"
         )
 
 

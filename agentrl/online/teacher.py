@@ -128,7 +128,7 @@ def check_vocabulary(teacher: Speaker, student: Speaker) -> None:
             f"inputs.teacher: {teacher.name} has another tokenizer than the student {student.name}: {len(other)} of "
             f"{len(ours)} tokens are not the same there, such as {other[0]!r}, so its log-probs would be those of "
             "other texts. Take a teacher with the student's vocabulary, or sample with this one (trajectories.sample), "
-            "drop its token columns, and train on its successes with train.sft"
+            "and train on its successes with train.sft {tokens: again}"
         )
 
 

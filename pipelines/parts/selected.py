@@ -113,7 +113,8 @@ class Selected:
         settings = scalars["sampling"].combine_chunks().dictionary_encode()
         plain = np.array([plainly_drawn(setting) for setting in settings.dictionary.to_pylist()], dtype=bool)
         self._plain = plain[settings.indices.to_numpy()] if len(scalars) else np.zeros(0, bool)
-        self._prefixes = False
+        self._prefixes = self._again = False
+        self.tokenised_again = 0
         self._keep(kept)
 
     def __len__(self) -> int:
@@ -186,6 +187,17 @@ class Selected:
         self._prefixes = True
         return self
 
+    def with_tokens_of_policy(self) -> "Selected":
+        """This selection, in which rows of another tokenizer than the policy's are tokenised from their messages, as
+        rows without tokens are. ``tokenised_again`` counts them while they are read."""
+        self._again = True
+        return self
+
+    def _foreign(self, policy: "Speaker", positions: np.ndarray) -> np.ndarray:
+        """Whether rows have tokens of another tokenizer than the policy's, bool [positions]."""
+        same = np.array([fingerprint == policy.tokenizer_fingerprint for fingerprint in self._tokenizers], dtype=bool)
+        return ~same[self._tokenizer[positions]] & (self.scalars["n_tokens"].to_numpy()[positions] > 0)
+
     def trajectories(self, ids: pa.Array | None = None) -> Iterator[Trajectory]:
         """Whole rows in order (default: all), read as they are asked for."""
         wanted = self.scalars["trajectory_id"] if ids is None else ids
@@ -202,9 +214,7 @@ class Selected:
     def check_tokenizers(self, policy: "Speaker", positions: np.ndarray) -> None:
         """Raise ValueError that names a row if one of those at ``positions`` was tokenised by another tokenizer than
         the policy's."""
-        same = np.array([fingerprint == policy.tokenizer_fingerprint for fingerprint in self._tokenizers], dtype=bool)
-        foreign = ~same[self._tokenizer[positions]] & (self.scalars["n_tokens"].to_numpy()[positions] > 0)
-        if foreign.any():
+        if not self._again and (foreign := self._foreign(policy, positions)).any():
             first = int(positions[np.flatnonzero(foreign)[0]])
             name = self.scalars["trajectory_id"][first].as_py()
             check_tokenizer(name, self._tokenizers[self._tokenizer[first]], policy)
@@ -268,7 +278,12 @@ class Selected:
             index = table.schema.get_field_index("action_mask")
             table = table.set_column(index, "action_mask", self._sampled(table))
         ids, mask = (_one(table[name], TRAINING_SCHEMA.field(of).type) for name, of in _TOKENS)
-        missing = np.flatnonzero(pc.list_value_length(ids).to_numpy() == 0)
+        lacking = pc.list_value_length(ids).to_numpy() == 0
+        if self._again:
+            foreign = self._foreign(policy(), positions)
+            self.tokenised_again += int(foreign.sum())
+            lacking |= foreign
+        missing = np.flatnonzero(lacking)
         if not len(missing):
             sampled_logprobs = _one(table["logprobs"], TRAINING_SCHEMA.field("logprobs").type) if logprobs else None
             return Tokens(positions, row_ids, ids, mask, sampled_logprobs)
@@ -291,7 +306,7 @@ class Selected:
         parts: list[list[pa.Array]] = [[], []]
         for start in range(0, len(names), TEXT_ROWS):
             raw = self._buffer.get_many(names.slice(start, TEXT_ROWS))
-            rows = [tokenize(row, policy.codec, policy.tokenizer_fingerprint) for row in raw]
+            rows = [_anew(row, policy) for row in raw]
             for part, (name, of) in zip(parts, _TOKENS, strict=True):
                 part.append(pa.array([getattr(row, name) for row in rows], TRAINING_SCHEMA.field(of).type))
         return pa.concat_arrays(parts[0]), pa.concat_arrays(parts[1])
@@ -299,6 +314,17 @@ class Selected:
 
 _TOKENS = (("input_ids", "input_ids"), ("action_mask", "mask"))
 """Token columns, as trajectories and as training rows name them."""
+
+
+def _anew(row: Trajectory, policy: "Speaker") -> Trajectory:
+    """A row with the policy's tokens. Turns that were not trained on, such as those before a fork, still are not."""
+    text = row.model_copy(update={"input_ids": []})
+    made = tokenize(text, policy.codec, policy.tokenizer_fingerprint)
+    mask = list(made.action_mask)
+    for old, new in zip(row.messages if row.input_ids else [], made.messages, strict=False):
+        if old.token_start is not None and not all(row.action_mask[old.token_start : old.token_end]):
+            mask[new.token_start : new.token_end] = [False] * ((new.token_end or 0) - (new.token_start or 0))
+    return made.model_copy(update={"action_mask": mask})
 
 
 def _one(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ListArray:

@@ -63,6 +63,20 @@ class SFTConfig(TrainConfig, ByScorer):
         description="what comes before a continuation's own turns; trained: the turns that its parents sampled there "
         "are learned too, as often as rows that begin with them are selected",
     )
+    tokens: Annotated[Literal["stored", "again"], ADDED] = Field(
+        "stored",
+        description="again: rows of another tokenizer, as of a teacher of another family, are tokenised from their "
+        "messages; stored: they are refused",
+    )
+
+    @model_validator(mode="after")
+    def _tokens_are_those_of_parents_and_steps(self) -> "SFTConfig":
+        if self.tokens == "again" and (self.prefixes == "trained" or self.credit == "values"):
+            raise ValueError(
+                "tokens: again makes other tokens than those that prefixes: trained and credit: values point into; "
+                "leave these out, or train the model that sampled the rows"
+            )
+        return self
 
 
 @stage("train.sft", version=2)
@@ -83,6 +97,8 @@ def sft(
         chosen = Selected(under(trajectories, scores, config.scorer), ["policy"] if steps else [])
         if config.prefixes == "trained":
             chosen = chosen.with_prefixes()
+        if config.tokens == "again":
+            chosen = chosen.with_tokens_of_policy()
         if loading is None:
             loading = meanwhile(partial(_speaker, None, config, chosen.conversations(), context.seed, start))
             loading.result()  # it reads the rows
@@ -98,7 +114,7 @@ def sft(
             weigh = partial(template_weights, decode=partial(decode, loading.result), template=config.template_weight)
         kept = np.flatnonzero(totals)
         # ranks load the tokenizer anyway, and here it takes seconds of imports: they compare it
-        made_by = chosen.one_tokenizer(kept) if start else None
+        made_by = chosen.one_tokenizer(kept) if start and config.tokens == "stored" else None
         batches = (
             trained_on(part, totals[part.positions], weigh=weigh)
             for part in chosen.tokens(loading.result, kept, check=made_by is None)
@@ -106,7 +122,10 @@ def sft(
         if steps:
             values = values_by_row(steps, chosen.scalars, config.other_prover)
             batches = (reweighted(rows, values, without_losses) for rows in batches)
-        return training.fit(loading.result, SFT(), map(acting, batches), start=start, made_by=made_by)
+        trained = training.fit(loading.result, SFT(), map(acting, batches), start=start, made_by=made_by)
+    if config.tokens == "again":
+        context.metrics.update(tokenised_again=chosen.tokenised_again)
+    return trained
 
 
 def _start_of_ranks(config: SFTConfig, model: Model | None) -> str | None:

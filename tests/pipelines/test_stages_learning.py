@@ -8,7 +8,9 @@ import pytest
 import torch
 from architectures import HIDES_TOOLS, llama
 
+from agentrl.chat.codec import tokenize
 from agentrl.models.policy import Policy
+from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.methods.star.rationalize import rationalize
 from agentrl.pipelines.stages.evaluate import evaluate
@@ -158,6 +160,36 @@ def test_training_refuses_rows_of_another_tokenizer_and_empty_selections(harness
         harness.run(sft, {"steps": 1}, trajectories=[kept], model=warm)
     with pytest.raises(ValueError, match=r"inputs\.model or set with\.model"):
         harness.run(sft, {"steps": 1}, trajectories=[expert])
+
+
+def test_rows_of_another_tokenizer_are_learned_from_their_messages(harness: Harness) -> None:
+    """Tokens and masks are those of rows that never had tokens; a turn that was not trained on still is not."""
+    tasks = harness.run(generate, {"env": "lookup", "train": 8, "dev": 1, "heldout": 1})["train"]
+    expert = harness.run(synthesize, tasks=tasks)["trajectories"]
+    config = {"steps": 1, "batch": 4}
+    model = harness.run(sft, {"model": {"init": "tiny"}, **config}, trajectories=[expert])["model"]
+    teacher = llama()
+    taught = [tokenize(row, teacher.codec, teacher.tokenizer_fingerprint) for row in expert.read()]
+    named = [row.model_copy(update={"trajectory_id": f"t-{n}", "episode_id": f"t-{n}"}) for n, row in enumerate(taught)]
+    begun = []
+    for row in named:
+        first = next(message for message in row.messages if message.role is Role.ASSISTANT)
+        mask = [trained and position >= (first.token_end or 0) for position, trained in enumerate(row.action_mask)]
+        name = f"{row.trajectory_id}-b"
+        update = {"trajectory_id": name, "episode_id": name, "action_mask": mask, "n_action_tokens": sum(mask)}
+        begun.append(row.model_copy(update=update))
+
+    def rows(trajectories: Trajectories, **more: str) -> list[dict[str, list[int]]]:
+        made = harness.run(sft, {**config, **more}, trajectories=[trajectories], model=model)
+        assert made.metrics.get("tokenised_again", 8 if not more else 0) == 8
+        return made["rows"].table().select(["input_ids", "mask"]).to_pylist()  # type: ignore[no-any-return]
+
+    plain, again = rows(expert), rows(harness.trajectories(named), tokens="again")
+    assert sorted(again, key=str) == sorted(plain, key=str)
+    later = {str(row["input_ids"]): sum(row["mask"]) for row in rows(harness.trajectories(begun), tokens="again")}
+    assert all(0 < later[str(row["input_ids"])] < sum(row["mask"]) for row in plain)
+    with pytest.raises(ValueError, match="tokens: again makes other tokens than those that prefixes: trained"):
+        harness.run(sft, {**config, "tokens": "again", "prefixes": "trained"}, trajectories=[expert], model=model)
 
 
 def test_rationalised_rows_carry_no_hint(harness: Harness) -> None:

@@ -4,7 +4,7 @@
   such runs in its demonstrations and by one that was not; and what one learns from rollouts that saw three, without
   them.
 - guidance: walks that nothing solved, tried again with notes and kept without them, against as many plain rollouts
-  (`lookup`, `rooms`): supervised, and as preferences over the failures without guidance.
+  (`rooms`; in `lookup` no task stays unsolved): supervised, and as preferences over the failures without guidance.
 - star: the same with the answer as a hint (`words`, `rooms`, `lookup`).
 - splice: rejection sampling on rollouts, with and without failed ones that go on as a success did (`rooms`, `lookup`);
   success, and in `rooms` recovery after a planted wrong turn.

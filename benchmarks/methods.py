@@ -292,7 +292,8 @@ COURSES_OF = {
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),
     **dict.fromkeys(("resample", "rank", "pairs", "counterfactual", "slicing"), ("words", "rooms")),
     **dict.fromkeys(("echo", "replay"), ("words", "rooms", "lookup")),
-    **dict.fromkeys(("reflexion", "guidance", "experience"), ("lookup", "rooms")),
+    **dict.fromkeys(("reflexion", "experience"), ("lookup", "rooms")),
+    "guidance": ("rooms",),
     **dict.fromkeys(("self_distill", "rwml", "splice"), ("rooms", "lookup")),
     "star": ("words", "rooms", "lookup"),
 }

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from agentrl.advantages.turns import acting
 from agentrl.chat.codec import tokenize
 from agentrl.datastore.errors import UnknownTrajectoryError
 from agentrl.datastore.read.prefixes import sampled
@@ -317,13 +318,16 @@ _TOKENS = (("input_ids", "input_ids"), ("action_mask", "mask"))
 
 
 def _anew(row: Trajectory, policy: "Speaker") -> Trajectory:
-    """A row with the policy's tokens. Turns that were not trained on, such as those before a fork, still are not."""
-    text = row.model_copy(update={"input_ids": []})
-    made = tokenize(text, policy.codec, policy.tokenizer_fingerprint)
-    mask = list(made.action_mask)
-    for old, new in zip(row.messages if row.input_ids else [], made.messages, strict=False):
-        if old.token_start is not None and not all(row.action_mask[old.token_start : old.token_end]):
-            mask[new.token_start : new.token_end] = [False] * ((new.token_end or 0) - (new.token_start or 0))
+    """A row with the policy's tokens. What was not trained on, such as answers of an opening and turns before a fork,
+    still is not."""
+    made = tokenize(row.model_copy(update={"input_ids": []}), policy.codec, policy.tokenizer_fingerprint)
+    if not row.input_ids:
+        return made
+    mask, turns = [False] * len(made.input_ids), {id(message) for message in acting(row.messages)}
+    for old, new in zip(row.messages, made.messages, strict=True):
+        # tokens without spans do not say which turns were trained on
+        if id(old) in turns and (old.token_start is None or all(row.action_mask[old.token_start : old.token_end])):
+            mask[new.token_start : new.token_end] = made.action_mask[new.token_start : new.token_end]
     return made.model_copy(update={"action_mask": mask})
 
 

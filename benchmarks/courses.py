@@ -19,7 +19,7 @@ class Course:
     warm_steps: int = 500
     sft_lr: float = 1e-3
     offline_lr: float = 1e-4
-    """Of GRPO and RLOO on stored rows."""
+    """Of GRPO on stored rows."""
     dpo_lr: float = 2e-5
     keeps: dict[str, Any] = field(default_factory=lambda: {"agree": 2})
     shown: dict[str, Any] = field(default_factory=dict)

@@ -105,7 +105,7 @@ def seeing(k: int) -> dict[str, Any]:
     return {"context": [{"experience": {"k": k, "max_tokens": 400}}]} if k else {}
 
 
-def guidance(env: str) -> bool:
+def guidance() -> bool:
     """The notes come from the environment, so they cost no tokens but those that are read."""
     from agentrl.pipelines.methods.eto.outcome import outcome
     from agentrl.pipelines.methods.reflexion.notes import reflect
@@ -115,8 +115,8 @@ def guidance(env: str) -> bool:
 
     names = ("warm", "rejection", "guidance", "DPO", "DPO, guided", "GRPO")
     arms = {name: Arm(name) for name in names}
-    for seed, folder in seeds(f"guidance {env}", arms):
-        setting = noted(env, seed, folder)
+    for seed, folder in seeds("guidance", arms):
+        setting = noted("rooms", seed, folder)
         harness = setting.harness
         arms["warm"].add(judged(setting, setting.warm), Spent())
         some = harness.tasks(setting.tasks.read()[:MANY])
@@ -137,11 +137,11 @@ def guidance(env: str) -> bool:
         model, more = grpo_on_as_many(setting, first, made)
         arms["GRPO"].add(judged(setting, model), more)
     print(
-        f"\nguidance, {env}: {SAMPLES // 2} rollouts of {MANY} tasks a seed, {SAMPLES} more of those that none solved"
+        f"\nguidance, rooms: {SAMPLES // 2} rollouts of {MANY} tasks a seed, {SAMPLES} more of those that none solved"
     )
     table(arms)
-    met = gain(f"guidance, {env}", arms, "rejection", "guidance")
-    return gain(f"guidance, {env}, DPO", arms, "DPO", "DPO, guided") and met
+    met = gain("guidance, rooms", arms, "rejection", "guidance")
+    return gain("guidance, DPO", arms, "DPO", "DPO, guided") and met
 
 
 def star(env: str) -> bool:

@@ -293,7 +293,6 @@ COURSES_OF = {
     **dict.fromkeys(("resample", "rank", "pairs", "counterfactual", "slicing"), ("words", "rooms")),
     **dict.fromkeys(("echo", "replay"), ("words", "rooms", "lookup")),
     **dict.fromkeys(("reflexion", "experience"), ("lookup", "rooms")),
-    "guidance": ("rooms",),
     **dict.fromkeys(("self_distill", "rwml", "splice"), ("rooms", "lookup")),
     "star": ("words", "rooms", "lookup"),
 }

@@ -142,7 +142,7 @@ def counterfactual(env: str) -> bool:
     from agentrl.pipelines.stages.trajectories import sample
 
     ways = {"RLOO, first turns": {"credit": "fork_turn"}, "RLOO, new turns": {}}
-    slow = {"optimizer": {"lr": RLOO_LR, "schedule": "linear"}}
+    optimizer = {"lr": RLOO_LR, "schedule": "linear"}
     arms = {name: Arm(name) for name in ("warm", "rejection", "GRPO", "RLOO, whole rollouts", *ways)}
     for setting, tasks in settings(f"counterfactual {env}", arms, env=env):
         run = setting.harness.run
@@ -150,11 +150,11 @@ def counterfactual(env: str) -> bool:
         forked = run(fork, {"at": "uncertain", "turns": 1, "k": 4}, model=setting.warm, trajectories=[rows])
         cost = of_rollouts(rows) + of_continuations(forked)
         for name, credit in ways.items():
-            config = {"algorithm": {"type": "rloo", **credit}, **slow}
+            config = {"algorithm": {"type": "rloo", **credit}, "optimizer": optimizer}
             model, more = trained(setting, offline, config, trajectories=[forked["trajectories"]])
             arms[name].add(judged(setting, model), cost + more)
         others, spent = rollouts(setting, tasks, cost.sampled)
-        config = {"algorithm": {"type": "rloo"}, **slow}
+        config = {"algorithm": {"type": "rloo"}, "optimizer": optimizer}
         model, more = trained(setting, offline, config, trajectories=grouped(setting, others))
         arms["RLOO, whole rollouts"].add(judged(setting, model), spent + more)
         model, more = as_online(setting, others)

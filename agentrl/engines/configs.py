@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
+from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.installation import install_hint
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class EmbeddedConfig(EngineConfig):
         "waits, and the last bits of float32 sums depend on timing",
     )
     rows: int = Field(256, ge=1, description="rows in the cache at once; more are sampled one after the other")
+    precision: Annotated[Literal["float32", "bfloat16"] | None, ADDED] = Field(
+        None,
+        description="of matrix products, through autocast; None: as the stage trains the model, else as it was saved",
+    )
 
     def build(self, policy: "Policy | None") -> "Engine":
         """The engine, with the policy's own model. Raises ModelMismatchError if sampling with its cache does not give
@@ -81,6 +86,8 @@ class EmbeddedConfig(EngineConfig):
 
         if policy is None:
             raise ValueError("engine transformers samples from a model; wire inputs.model")
+        if self.precision:
+            policy.prepare(self.precision)
         check_sampling(policy)
         shape = self._shape(policy)
         engine = TransformersEngine(policy.model, self.rows, self.schedule, policy.autocast, shape)

@@ -3,9 +3,9 @@ each slot that samples, drawn with one given number per token."""
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from agentrl.schemas.trajectory import Span
 if TYPE_CHECKING:
     from agentrl.engines.kv_cache import KVCache
 
+_SHARED_TOKENS = 4  # a shorter common prefix is not worth copying
+_BEGINNING = 64  # tokens; sessions of other roots that begin alike for longer, such as by a system prompt, share that
+_DONORS = 8  # sessions of other roots that are looked at
 _LEAD_ABOVE = 0.5  # above this share of sampling slots, computing all slots is faster than gathering some
 
 
@@ -238,6 +241,10 @@ class DecodingBatch:
         return tokens_of, logprobs_of
 
 
+Beginning = tuple[int, ...]
+"""The first tokens of a session, by which those of other roots that share them are known."""
+
+
 @dataclass(eq=False)
 class CacheSlot:
     """A session and the slot that holds its cache. ``row`` is its turn under way, ``used`` when it last had one."""
@@ -246,6 +253,7 @@ class CacheSlot:
     slot: int
     row: Row | None = None
     used: int = 0
+    beginning: Beginning = ()
 
 
 @dataclass(eq=False)
@@ -255,6 +263,7 @@ class CacheSlots:
     limit: int
     by_session: dict[Session, CacheSlot] = field(default_factory=dict)
     by_root: dict[str, list[CacheSlot]] = field(default_factory=dict)
+    by_beginning: dict[Beginning, list[CacheSlot]] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
     slots: int = 0
 
@@ -272,17 +281,30 @@ class CacheSlots:
             oldest = min(idle, key=lambda cache_slot: cache_slot.used)
             self.leave(oldest.session)
             return self.take(session)
-        cache_slot = self.by_session[session] = CacheSlot(session, slot)
+        cache_slot = CacheSlot(session, slot, beginning=beginning_of(session.ids))
+        self.by_session[session] = cache_slot
         self.by_root.setdefault(session.root, []).append(cache_slot)
+        self.by_beginning.setdefault(cache_slot.beginning, []).append(cache_slot)
         return cache_slot
+
+    def donor(self, session: Session, length: np.ndarray) -> tuple[CacheSlot | None, int]:
+        """The cache_slot whose cache has the longest common prefix with a session, and its length: one of the same
+        root, else one of the first that begin alike. ``length`` [slots] counts the tokens in each cache."""
+        beginning = beginning_of(session.ids)
+        alike = self.by_beginning.get(beginning, [])[:_DONORS] if beginning else []
+        for donors in (self.by_root.get(session.root, []), alike):
+            widths = [common_prefix(session.ids, donor.session.ids, int(length[donor.slot])) for donor in donors]
+            if max(widths, default=0) >= _SHARED_TOKENS:
+                best = widths.index(max(widths))
+                return donors[best], min(widths[best], len(session.ids) - 1)
+        return None, 0
 
     def leave(self, session: Session) -> None:
         cache_slot = self.by_session.pop(session, None)
         if cache_slot is not None:
             self.free.append(cache_slot.slot)
-            self.by_root[session.root].remove(cache_slot)
-            if not self.by_root[session.root]:
-                del self.by_root[session.root]
+            _leave(self.by_root, session.root, cache_slot)
+            _leave(self.by_beginning, cache_slot.beginning, cache_slot)
         if not self.by_session:  # what comes next is computed as by a new engine: the number of slots changes shapes
             self.free, self.slots = [], 0
 
@@ -309,3 +331,25 @@ def check_tokens(ids: Sequence[int], vocabulary: int) -> None:
         f"token {wrong} is none of the model's {vocabulary:,}, so it comes from another tokenizer; use the one that "
         "was saved with the model"
     )
+
+
+def _leave(index: dict[Any, list[CacheSlot]], key: Hashable, cache_slot: CacheSlot) -> None:
+    index[key].remove(cache_slot)
+    if not index[key]:
+        del index[key]
+
+
+def beginning_of(ids: list[int]) -> Beginning:
+    """The beginning of a session with the tokens ``ids``; empty if these are too few to share with other roots."""
+    return tuple(ids[:_BEGINNING]) if len(ids) > _BEGINNING else ()
+
+
+def common_prefix(ids: list[int], others: list[int], limit: int) -> int:
+    """Length of the common prefix, at most ``limit``."""
+    low, high = 0, min(len(ids), len(others), limit)
+    if ids[:high] == others[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if ids[:middle] == others[:middle] else (low, middle - 1)
+    return low

@@ -1,12 +1,14 @@
 """The key-value cache of the embedded engine: rows of their own lengths in its slots."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from torch.func import functional_call
+from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from agentrl.engines.routes import RouteShape, recording
@@ -16,6 +18,54 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _FIRST_CAPACITY = 64
+ATTENTION = "agentrl_one_token"
+
+
+def one_token_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one token of each row, as an attention function of transformers: what ``sdpa`` computes, whose
+    kernel for bfloat16 on a processor takes many times as long for one token.
+
+    ``query`` [rows, heads, 1, size], ``key`` and ``value`` [rows, key heads, width, size]; ``attention_mask``
+    [rows, 1, 1, width] is True where a token sees a place. Returns [rows, 1, heads, size].
+    """
+    rows, heads, _, size = query.shape
+    key_heads, width = key.shape[1:3]
+    queries = query.to(key.dtype).reshape(rows * key_heads, heads // key_heads, size)
+    scores = torch.bmm(queries, key.reshape(rows * key_heads, width, size).transpose(1, 2))
+    scores = scores.view(rows, heads, 1, width).float() * (size**-0.5 if scaling is None else scaling)
+    weights = scores.masked_fill(~attention_mask, float("-inf")).softmax(-1).to(value.dtype)
+    values = value.reshape(rows * key_heads, width, -1)
+    return torch.bmm(weights.view(rows * key_heads, -1, width), values).view(rows, 1, heads, -1), None
+
+
+@contextmanager
+def one_token(model: "PreTrainedModel") -> Iterator[None]:
+    """Within it, forward passes of ``model`` over one token of each row compute attention by
+    :func:`one_token_attention`."""
+    AttentionInterface.register(ATTENTION, one_token_attention)
+    config = model.config.get_text_config()
+    before, config._attn_implementation = config._attn_implementation, ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def rounded_weights(model: "PreTrainedModel", dtype: torch.dtype) -> dict[str, Tensor]:
+    """The float32 weights of linear layers in ``dtype``, by their names: what autocast would make at each pass."""
+    return {
+        f"{name}.weight": module.weight.detach().to(dtype)
+        for name, module in model.named_modules()
+        if type(module) is torch.nn.Linear and module.weight.dtype == torch.float32
+    }
 
 
 class _Place:
@@ -54,9 +104,13 @@ class _CacheLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         layout = self.place
+        views = []
+        device = key_states.device.type
+        if torch.is_autocast_enabled(device):  # attention would round them at each step, all of them
+            lower = torch.get_autocast_dtype(device)
+            key_states, value_states = key_states.to(lower), value_states.to(lower)
         if not self.storages:
             self.storages = [self._empty(new, layout.size, layout.capacity) for new in (key_states, value_states)]
-        views = []
         for storage, new in zip(self.storages, (key_states, value_states), strict=True):
             _, heads, _, size = new.shape
             storage.view(-1, size).index_copy_(0, layout.flat(heads), new.reshape(-1, size))
@@ -90,26 +144,48 @@ class KVCache:
         self._cache = DynamicCache()
         self._cache.layers = []
         self._cache.layer_class_to_replicate = partial(_CacheLayer, self._place)  # type: ignore[assignment]
+        self._rounded: dict[str, Tensor] = {}
         self._masks = _Masks(model.config.get_text_config(), model.dtype)
 
     def forward(self, slots: Tensor, ids: Tensor, positions: Tensor, width: int, leading: bool = False) -> Tensor:
         """Logits [rows, vocabulary] after the last of ``ids`` [rows, tokens], at ``positions`` of the same shape, which
         are all below ``width``."""
         self._reserve(int(len(slots) if leading else slots.max().item() + 1), width)
+        lower = self._rounded_to()
+        by_one = ids.shape[1] == 1 and torch.bfloat16 in (lower, self.model.dtype) and self._masks.added is None
+        if by_one := by_one and self.model.device.type == "cpu":
+            width = self._place.capacity if leading else width  # without gaps between slots, which would be copied
         self._place.set(slots, positions, width, leading)
-        with recording(self.model) if self._shape else nullcontext() as recorded:
-            out = self.model(
-                input_ids=ids,
-                attention_mask=self._masks(positions, width),
-                position_ids=positions,
-                past_key_values=self._cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+        with (
+            one_token(self.model) if by_one else nullcontext(),
+            recording(self.model) if self._shape else nullcontext() as recorded,
+        ):
+            given = {
+                "input_ids": ids,
+                "attention_mask": self._masks(positions, width),
+                "position_ids": positions,
+                "past_key_values": self._cache,
+                "use_cache": True,
+                "logits_to_keep": 1,
+            }
+            if lower:
+                out = functional_call(self.model, self._rounded, kwargs=given, tie_weights=False)
+            else:
+                out = self.model(**given)
         if recorded:
             chosen = torch.stack(recorded, 1).to(self._routes.dtype)
             self._routes[slots[:, None], positions] = chosen.unflatten(0, ids.shape)
         return out.logits[:, -1]
+
+    def _rounded_to(self) -> torch.dtype | None:
+        """The dtype that autocast computes products in, for which weights are rounded once; None without it."""
+        device = self.model.device.type
+        if not torch.is_autocast_enabled(device):
+            return None
+        dtype = torch.get_autocast_dtype(device)
+        if not self._rounded:
+            self._rounded = rounded_weights(self.model, dtype)
+        return dtype
 
     def routes(self, slot: int, start: int, end: int) -> "np.ndarray | None":
         """Routes [tokens, layers, k] of a slot's tokens from ``start`` to ``end``; None if they are not kept, or there
@@ -127,6 +203,10 @@ class KVCache:
             storage[target, :, :width] = storage[source, :, :width]
         if self._shape:
             self._routes[target, :width] = self._routes[source, :width]
+
+    def renew(self) -> None:
+        """The weights of the model have changed."""
+        self._rounded = {}
 
     def keep(self, slots: list[int]) -> None:
         """Keep these slots alone, numbered in this order."""

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
-from agentrl.engines.decoding import CacheSlot, CacheSlots, DecodingBatch, Row, check_tokens
+from agentrl.engines.decoding import CacheSlot, CacheSlots, DecodingBatch, Row, beginning_of, check_tokens
 from agentrl.engines.kv_cache import KVCache
 from agentrl.engines.quantized import restore, without_quantized
 from agentrl.engines.routes import RouteShape
@@ -35,7 +35,6 @@ _CHUNK_TOKENS = 8192  # tokens of one pass over chunks
 _ALONG_TOKENS = 128  # so few tokens need no pass of their own, but go along with the next step
 _ALONG_CELLS = 32_768  # places of the cache that are read in such a step: each of its tokens reads a copy
 _NO_MEMORY = "; set engine.rows lower, or run fewer stages beside each other on this GPU (execution.gpus, --jobs)"
-_SHARED_TOKENS = 4  # a shorter common prefix is not worth copying
 
 Schedule = Literal["exact", "free"]
 
@@ -146,6 +145,7 @@ class TransformersEngine:
                 self._decoding.suspend(cache_slot.slot, self.version)
                 self._waiting.append(cache_slot.row)
             self._decoding.length[cache_slot.slot] = 0
+        self._cache.renew()
         self.version = weights.version
 
     async def close(self) -> None:
@@ -280,32 +280,31 @@ class TransformersEngine:
         self._waiting.sort(key=lambda row: row.session.key if self.reproducible else (row.deadline,))
         begun: list[CacheSlot] = []
         left: list[Row] = []
-        leading: set[str] = set()
+        leading: set[Hashable] = set()  # roots and beginnings that a row of this round computes for those of the next
         copies: list[tuple[int, int, int]] = []
         shared = full = False
         for row in self._waiting:
             session = row.session
             cache_slot = self._cache_slots.by_session.get(session)
             if cache_slot is None:
-                if full:
-                    left.append(row)
-                    continue
-                if session.root in leading:
-                    shared = True
-                    left.append(row)
-                    continue
-                donor, width = self._donor(session)
-                cache_slot = self._cache_slots.take(session)
+                donor, width = self._cache_slots.donor(session, self._decoding.length)
+                of_root = donor is not None and donor.session.root == session.root
+                beginning = beginning_of(session.ids)
+                led = (session.root in leading and not of_root) or (donor is None and beginning in leading)
+                cache_slot = None if full or led else self._cache_slots.take(session)
+                shared |= led
                 if cache_slot is None:
-                    full = True
+                    full |= not led
                     left.append(row)
                     continue
                 self._decoding.reserve(self._cache_slots.slots)
                 self._decoding.length[cache_slot.slot] = 0
-                if donor is None:
+                if not of_root:
                     leading.add(session.root)
-                else:
+                if donor is not None:
                     copies.append((donor.slot, cache_slot.slot, width))
+                elif beginning:
+                    leading.add(beginning)
             cache_slot.row = row
             begun.append(cache_slot)
         self._waiting = left
@@ -330,15 +329,6 @@ class TransformersEngine:
         sampled = list(self._decoding.rows)
         width = max(width, int(self._decoding.length[sampled].max(initial=0)))
         return tokens <= _ALONG_TOKENS and (tokens + len(sampled)) * width <= _ALONG_CELLS
-
-    def _donor(self, session: Session) -> tuple[CacheSlot | None, int]:
-        """The cache_slot whose cache has the longest common prefix with a session, and its length."""
-        best, width = None, _SHARED_TOKENS - 1
-        for cache_slot in self._cache_slots.by_root.get(session.root, ()):
-            common = _common(session.ids, cache_slot.session.ids, int(self._decoding.length[cache_slot.slot]))
-            if common > width:
-                best, width = cache_slot, common
-        return best, min(width, len(session.ids) - 1) if best else 0
 
     def _copy(self, copies: list[tuple[int, int, int]]) -> None:
         sources, targets, widths = map(list, zip(*copies, strict=True))
@@ -386,14 +376,3 @@ class TransformersEngine:
         width = max(start + size for size, start, _, _ in part) + 1
         self._cache.forward(slots, ids, starts[:, None] + places, width)
         self.work.computed += sum(size for size, _, _, _ in part)
-
-
-def _common(ids: list[int], others: list[int], limit: int) -> int:
-    """Length of the common prefix, at most ``limit``."""
-    low, high = 0, min(len(ids), len(others), limit)
-    if ids[:high] == others[:high]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if ids[:middle] == others[:middle] else (low, middle - 1)
-    return low

@@ -249,11 +249,12 @@ def scoring(shape: ModelShape, tokens: int, item: int) -> Need:
     return Need({"weights": item * shape.parameters, "activations": one_layer + logits, "overhead": OVERHEAD})
 
 
-def sampling(shape: ModelShape, rows: int, length: int, item: int) -> Need:
-    """What the embedded engine needs: weights, and keys and values of ``rows`` of ``length`` tokens."""
-    need = scoring(shape, 8192, item)
-    need.parts["KV cache"] = item * shape.kv_token * rows * length
-    return need
+def sampled(shape: ModelShape, rows: int, length: int, item: int, bfloat16: bool) -> dict[str, float]:
+    """What the embedded engine keeps beside a model whose weights have ``item`` bytes: keys and values of ``rows`` of
+    ``length`` tokens, and in precision ``bfloat16`` copies of the weights of linear layers."""
+    cache = (BFLOAT16 if bfloat16 else item) * shape.kv_token * rows * length
+    copies = {"weights in bfloat16": float(BFLOAT16 * shape.weights)} if bfloat16 else {}
+    return {"KV cache": float(cache), **copies}
 
 
 def serving(shape: ModelShape, tensor_parallel: int, length: int, item: int, gpu: float | None) -> Need:

@@ -157,9 +157,12 @@ class _Stage:
             rows.append(self.training(spread))
         if engine is not None and engine.type == "transformers":
             if spread is None and trains:  # the engine samples with the model that is trained
-                rows[0].need.parts["KV cache"] = FLOAT32 * self.shape.kv_token * engine.rows * self.row_length()
+                bfloat16 = self.plan().bfloat16
+                rows[0].need.parts |= memory.sampled(self.shape, engine.rows, self.row_length(), FLOAT32, bfloat16)
             else:
-                need = memory.sampling(self.shape, engine.rows, self.row_length(), self.item())
+                item, bfloat16 = FLOAT32 if engine.precision else self.item(), engine.precision == "bfloat16"
+                need = memory.scoring(self.shape, 8192, item)
+                need.parts |= memory.sampled(self.shape, engine.rows, self.row_length(), item, bfloat16)
                 rows.append(self.placed("stage", 1, need, first=True))
         if engine is not None and engine.type == "vllm":
             if not trains:

@@ -100,6 +100,16 @@ class OnlineConfig(Compressing, TeacherConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _is_sampled_as_it_is_trained(self) -> "OnlineConfig":
+        precision = getattr(self.engine, "precision", None)
+        if precision not in (None, self.optimizer.precision):
+            raise ValueError(
+                f"engine.precision: {precision} with optimizer.precision: {self.optimizer.precision}: a model is "
+                "sampled here in the precision in which it is trained; leave engine.precision out"
+            )
+        return self
+
     @property
     def rollouts(self) -> int:
         """Rollouts of each task."""

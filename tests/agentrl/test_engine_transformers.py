@@ -6,6 +6,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from architectures import POLICIES, lookup_tasks
+from engine_rows import prompts_of, recomputed, scripted, stops
 
 from agentrl.engines.base import EngineError, Sampling, Session, Turn, Weights
 from agentrl.engines.blocking import blocking
@@ -22,48 +23,6 @@ from agentrl.schemas.trajectory import Message, Role, Span, ToolCall
 @pytest.fixture(scope="module", params=POLICIES)
 def policy(request: pytest.FixtureRequest) -> Policy:
     return POLICIES[request.param]()
-
-
-def prompts_of(policy: Policy) -> list[list[int]]:
-    return [policy.codec.opening([Message(role=Role.USER, content=t.prompt)], t.tools) for t in lookup_tasks(12)]
-
-
-def stops(policy: Policy) -> list[int]:
-    """Ordinary tokens, often sampled, so that turns end at different steps."""
-    return [token for token in range(len(policy.tokenizer)) if token % 7 == 3]
-
-
-def scripted(policy: Policy, engine: TransformersEngine, sampling: Sampling, seed: int = 0) -> list[Session]:
-    """24 rows in groups of 2, whose turns are answered with observations of unequal length, up to three times."""
-    prompts, stop = prompts_of(policy), stops(policy)
-
-    async def one(number: int) -> Session:
-        with engine.open((number,), f"group-{number // 2}") as session:
-            session.observe(prompts[number // 2])
-            for turn in range(3):
-                session.act(await engine.turn(session, sampling, stop=stop, seed=1000 * seed + 10 * number + turn))
-                observation = prompts[(number + turn) % 12][: 1 + number % 6]
-                if (
-                    turn == 2
-                    or session.ids[-1] not in stop
-                    or len(session.ids) + len(observation) >= sampling.max_tokens
-                ):
-                    break
-                session.observe(observation)
-        return session
-
-    async def all_of_them() -> list[Session]:
-        return await asyncio.gather(*(one(number) for number in range(24)))
-
-    return blocking(all_of_them())
-
-
-@torch.inference_mode()
-def recomputed(policy: Policy, ids: list[int], temperature: float = 1.0) -> list[float]:
-    """Log-probabilities by one plain forward pass over the row."""
-    logits = policy.model(torch.tensor([ids], device=policy.model.device)).logits[0].float() / temperature
-    logprobs = logits.log_softmax(-1)
-    return [float("nan"), *(logprobs[t - 1, ids[t]].item() for t in range(1, len(ids)))]
 
 
 @pytest.mark.parametrize("schedule", ["exact", "free"])

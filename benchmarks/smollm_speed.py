@@ -1,6 +1,7 @@
 """SmolLM2-135M: sampling against ``generate()`` of transformers, and a GRPO update against TRL's, in CPU seconds of one
-thread, in turn. The tasks are sums: one turn after a short question, so little is shared and nothing is long; where
-prompts are longer, more is shared. ``rollouts.py`` and ``training.py`` print these lines if ``make smollm`` was run.
+thread, in turn. The tasks are sums: one turn after a short question, so little is shared and nothing is long. Sampling
+is measured in groups of 8, and one sample of each task behind a system prompt, which the embedded engine computes once;
+that in bfloat16 too. ``rollouts.py`` and ``training.py`` print these lines if ``make smollm`` was run.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "build" / "smollm"
 ABSENT = f"SmolLM2: not measured, there is no {FOLDER.parent.name}/{FOLDER.name}; make smollm"
 GROUPS, GROUP, TURN, ROUNDS = 4, 8, 8, 3
 TARGET = 2.0
+SYSTEM = "You answer sums. Write the number and nothing else, without words, units or a full stop. " * 10
+"""Some 200 tokens, as a system prompt with the descriptions of two tools has."""
 
 
 def load() -> Any:
@@ -23,13 +26,14 @@ def load() -> Any:
     return Policy.load(FOLDER, "smollm")
 
 
-def openings(policy: Any, salt: int) -> list[list[int]]:
-    """Token ids of the questions of ``GROUPS`` sums."""
+def openings(policy: Any, salt: int, number: int = GROUPS, system: str = "") -> list[list[int]]:
+    """Token ids of the questions of ``number`` sums."""
     from agentrl.schemas.trajectory import Message, Role
 
     random = Random(salt)
-    asked = [f"{random.randint(10, 99)} + {random.randint(10, 99)} =" for _ in range(GROUPS)]
-    return [policy.codec.opening([Message(role=Role.USER, content=text)]) for text in asked]
+    asked = [f"{random.randint(10, 99)} + {random.randint(10, 99)} =" for _ in range(number)]
+    before = [Message(role=Role.SYSTEM, content=system)] if system else []
+    return [policy.codec.opening([*before, Message(role=Role.USER, content=text)]) for text in asked]
 
 
 def _seconds(sides: Mapping[str, Callable[[int], object]]) -> dict[str, float]:
@@ -43,44 +47,77 @@ def _seconds(sides: Mapping[str, Callable[[int], object]]) -> dict[str, float]:
     return spent
 
 
-def sampling(policy: Any) -> dict[str, float]:
-    """CPU seconds for the same number of samples; all samples have ``TURN`` tokens on both sides."""
-    import torch
-    from transformers import GenerationConfig
-
+def sampled(policy: Any, precision: str, prompts: list[list[int]], each: int, number: int) -> int:
+    """Sample ``each`` turns after each of the prompts by the embedded engine; returns the number of tokens."""
     from agentrl.engines.base import Sampling
     from agentrl.engines.transformers import TransformersEngine
 
-    engine = TransformersEngine(policy.model)
+    engine = TransformersEngine(policy.model, autocast=policy.prepare(precision).autocast)
     how = Sampling(max_turn_tokens=TURN, max_tokens=512)
 
-    async def turns(number: int) -> int:
-        async def turn(group: int, sample: int, ids: list[int]) -> int:
-            session = engine.open((group, sample), f"{number}-{group}")
-            session.observe(ids)
-            made = await engine.turn(session, how, stop=(-1,), seed=1000 * number + 8 * group + sample)
-            session.end()
-            return len(made.ids)
+    async def turn(group: int, sample: int, ids: list[int]) -> int:
+        session = engine.open((group, sample), f"{number}-{group}")
+        session.observe(ids)
+        made = await engine.turn(session, how, stop=(-1,), seed=1000 * number + 8 * group + sample)
+        session.end()
+        return len(made.ids)
 
-        every = [turn(group, n, ids) for group, ids in enumerate(openings(policy, number)) for n in range(GROUP)]
-        return sum(await asyncio.gather(*every))
+    async def turns() -> int:
+        made = await asyncio.gather(*(turn(g, n, ids) for g, ids in enumerate(prompts) for n in range(each)))
+        await engine.close()
+        return sum(made)
 
-    def generated(number: int) -> int:
-        rows = [ids for ids in openings(policy, number) for _ in range(GROUP)]
-        width = max(map(len, rows))
-        ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-        config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=TURN, min_new_tokens=TURN, eos_token_id=2)
-        with torch.no_grad():
-            made = policy.model.generate(ids, attention_mask=mask, generation_config=config)
-        return int(made[:, width:].numel())
+    return asyncio.run(turns())
+
+
+def generated(policy: Any, precision: str, prompts: list[list[int]], each: int) -> int:
+    """The same by ``generate()``."""
+    import torch
+    from transformers import GenerationConfig
+
+    rows = [ids for ids in prompts for _ in range(each)]
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    config = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=TURN, min_new_tokens=TURN, eos_token_id=2)
+    with torch.no_grad(), policy.prepare(precision).autocast():
+        made = policy.model.generate(ids, attention_mask=mask, generation_config=config)
+    return int(made[:, width:].numel())
+
+
+def _against_generate(policy: Any, precision: str, groups: int, each: int, system: str = "") -> dict[str, float]:
+    """CPU seconds for the same number of samples; all samples have ``TURN`` tokens on both sides."""
+
+    def prompts(number: int) -> list[list[int]]:
+        return openings(policy, number, groups, system)
 
     made: dict[str, set[int]] = {"ours": set(), "generate": set()}
-    runs = {"ours": lambda number: asyncio.run(turns(number)), "generate": generated}
-    spent = _seconds({name: lambda n, name=name: made[name].add(runs[name](n)) for name in runs})  # type: ignore[misc]
-    assert made["ours"] == made["generate"] == {GROUPS * GROUP * TURN}, made
-    asyncio.run(engine.close())
+    sides: dict[str, Callable[[int], object]] = {
+        "ours": lambda number: made["ours"].add(sampled(policy, precision, prompts(number), each, number)),
+        "generate": lambda number: made["generate"].add(generated(policy, precision, prompts(number), each)),
+    }
+    spent = _seconds(sides)
+    assert made["ours"] == made["generate"] == {groups * each * TURN}, made
     return spent
+
+
+def sampling(policy: Any) -> dict[str, float]:
+    return _against_generate(policy, "float32", GROUPS, GROUP)
+
+
+def behind_a_system_prompt(policy: Any) -> dict[str, float]:
+    return _against_generate(policy, "float32", GROUPS * GROUP, 1, SYSTEM)
+
+
+def behind_a_system_prompt_in_bfloat16(policy: Any) -> dict[str, float]:
+    return _against_generate(policy, "bfloat16", GROUPS * GROUP, 1, SYSTEM)
+
+
+SAMPLING = {
+    "sampling": sampling,
+    "sampling behind a system prompt": behind_a_system_prompt,
+    "sampling behind a system prompt in bfloat16": behind_a_system_prompt_in_bfloat16,
+}
 
 
 def update(policy: Any) -> dict[str, float]:

@@ -153,8 +153,9 @@ class KVCache:
         self._reserve(int(len(slots) if leading else slots.max().item() + 1), width)
         lower = self._rounded_to()
         by_one = ids.shape[1] == 1 and torch.bfloat16 in (lower, self.model.dtype) and self._masks.added is None
-        if by_one := by_one and self.model.device.type == "cpu":
-            width = self._place.capacity if leading else width  # without gaps between slots, which would be copied
+        by_one = by_one and self.model.device.type == "cpu"
+        if by_one and leading and self._place.capacity <= 2 * width:
+            width = self._place.capacity  # a view without gaps between slots, which need not be copied
         self._place.set(slots, positions, width, leading)
         with (
             one_token(self.model) if by_one else nullcontext(),

@@ -115,6 +115,8 @@ def policy() -> Policy:
     return qwen()
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_versions_reach_all_servers_by_what_changed_and_whole_ones_when_that_is_much(
     policy: Policy, tmp_path: Path
 ) -> None:

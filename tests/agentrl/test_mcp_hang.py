@@ -5,6 +5,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 from scripted_engine import play
 
 from agentrl.environments import load_environment
@@ -38,6 +39,8 @@ SERVER = textwrap.dedent('''
 ''')
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_tool_that_hangs_is_given_up_and_the_next_call_is_answered(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER)
     settings = {"command": sys.executable, "args": [str(tmp_path / "server.py")], "start_s": 120, "state_tool": "state"}

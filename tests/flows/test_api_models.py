@@ -34,6 +34,8 @@ def test_a_model_is_tried_at_a_task_or_a_prompt(store: agentrl.Store) -> None:
         store.generate("tasks", prompt="hello")
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_model_is_served_and_what_it_does_is_kept(store: agentrl.Store) -> None:
     server = store.serve("warm", max_turn_tokens=8, idle_s=60)
     try:

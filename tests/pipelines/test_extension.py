@@ -83,6 +83,8 @@ def test_a_longer_run_goes_on_and_equals_one_from_the_start(store: Store) -> Non
     assert store.run(["iterations=4"], force=True).reproduced is True, "a run from the start has the same content"
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_shorter_run_is_the_beginning_of_an_earlier_one(store: Store) -> None:
     long = store.run(["iterations=4", "checkpoints.last=3"])
     made = store.run(["iterations=2", "checkpoints.last=3"])
@@ -100,6 +102,8 @@ def test_a_schedule_that_depends_on_the_number_of_iterations_starts_anew(store: 
     assert "schedule: linear depends on their number, so all 2 are made anew" in text
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_policy_that_did_best_is_put_out(store: Store) -> None:
     made = store.run(["iterations=2", "optimizer.lr=3.0e-2", "checkpoints.keep=best"])
     judged = [row["dev_success"] for row in store.open(made, "metrics").table().to_pylist()]

@@ -202,6 +202,8 @@ def test_the_report_says_what_each_stage_adds(store: str) -> None:
     assert "<td>sharpens (warm)</td>" in (path / "report.html").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_seeds_of_one_stage_are_pooled_and_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each of four seeds gains 8 of 64 tasks, and one artifact has other settings."""
     (tmp_path / "my_gains.py").write_text(STAGES)

@@ -45,6 +45,8 @@ def test_an_episode_of_several_rows_counts_once(harness: Harness, warm: Model, a
     assert {row.agent for row in kept} == {"main", "agent-2"}
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_it_trains_online_and_asynchronously(harness: Harness, warm: Model, attempted: Tasks) -> None:
     # four groups of four: that all of them have equal rewards, and teach nothing, has a chance of 1 in 4,096
     config = {"iterations": 2, "tasks": 4, "samples": 4, "engine": ENGINE, "optimizer": {"lr": 1e-3}, **LIMITS}

@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_stage"
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_example_runs_and_its_own_tests_pass(tmp_path: Path) -> None:
     folder = shutil.copytree(EXAMPLE, tmp_path / "example")
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}

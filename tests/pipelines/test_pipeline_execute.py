@@ -153,6 +153,8 @@ def test_a_worker_that_waits_holds_no_model_of_the_stage_before(project: Project
         workers.close()
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_prepared_worker_waits_for_a_stage_with_a_model(project: Project) -> None:
     project.edit(
         "stages",

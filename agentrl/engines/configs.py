@@ -75,7 +75,8 @@ class EmbeddedConfig(EngineConfig):
     rows: int = Field(256, ge=1, description="rows in the cache at once; more are sampled one after the other")
     precision: Annotated[Literal["float32", "bfloat16"] | None, ADDED] = Field(
         None,
-        description="of matrix products, through autocast; None: as the stage trains the model, else as it was saved",
+        description="of matrix products, through autocast if the model was saved in another one; None: as the stage "
+        "trains the model, else as it was saved",
     )
 
     def build(self, policy: "Policy | None") -> "Engine":
@@ -86,7 +87,7 @@ class EmbeddedConfig(EngineConfig):
 
         if policy is None:
             raise ValueError("engine transformers samples from a model; wire inputs.model")
-        if self.precision:
+        if self.precision and str(policy.model.dtype) != f"torch.{self.precision}":
             policy.prepare(self.precision)
         check_sampling(policy)
         shape = self._shape(policy)

@@ -160,7 +160,8 @@ class _Stage:
                 bfloat16 = self.plan().bfloat16
                 rows[0].need.parts |= memory.sampled(self.shape, engine.rows, self.row_length(), FLOAT32, bfloat16)
             else:
-                item, bfloat16 = FLOAT32 if engine.precision else self.item(), engine.precision == "bfloat16"
+                item = FLOAT32 if engine.precision == "float32" else self.item()
+                bfloat16 = engine.precision == "bfloat16" and item == FLOAT32
                 need = memory.scoring(self.shape, 8192, item)
                 need.parts |= memory.sampled(self.shape, engine.rows, self.row_length(), item, bfloat16)
                 rows.append(self.placed("stage", 1, need, first=True))

@@ -21,6 +21,7 @@ from agentrl.placement.memory import (
     TrainingPlan,
     activations,
     kv_bytes,
+    sampled,
     serving,
     shape_of_config,
     training,
@@ -179,6 +180,13 @@ def test_a_server_takes_its_share_of_the_gpu_and_at_least_one_row(tmp_path: Path
     alone = serving(shape, 1, 8192, 2, 80 * GIB)
     assert alone.total > 80 * GIB
     assert alone.parts["KV cache"] == kv_bytes(shape, 1, 8192, 2)
+
+
+def test_an_embedded_engine_keeps_rounded_weights_beside_those_of_the_model(tmp_path: Path) -> None:
+    shape = big(tmp_path)
+    whole, rounded = (sampled(shape, 4, 1000, 4, bfloat16) for bfloat16 in (False, True))
+    assert whole == {"KV cache": 4 * 4 * kv_bytes(shape, 1, 1000, 1)}
+    assert rounded == {"KV cache": whole["KV cache"] / 2, "weights in bfloat16": 2 * shape.weights}
 
 
 TRAINS = """

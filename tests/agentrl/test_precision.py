@@ -14,6 +14,7 @@ from agentrl.algorithms.dpo import DPO
 from agentrl.algorithms.grpo import GRPO
 from agentrl.algorithms.gspo import GSPO
 from agentrl.algorithms.sft import SFT
+from agentrl.engines.configs import EmbeddedConfig
 from agentrl.models.policy import Policy, processor_has_bfloat16
 from agentrl.models.tiny import train_tokenizer
 from agentrl.schemas.training import TrainingRow
@@ -232,6 +233,24 @@ def test_a_processor_without_bfloat16_computes_in_float32_and_says_so(monkeypatc
         trainer.policy.prepare("bfloat16").prepare("bfloat16")
     assert len(caught) == 1, "it is said once"
     assert trainer.step(rows) == plain
+
+
+@pytest.mark.parametrize(
+    ("saved", "asked", "dtype", "precision"),
+    [
+        (torch.float32, "bfloat16", torch.float32, "bfloat16"),
+        (torch.float32, None, torch.float32, "float32"),
+        (torch.bfloat16, "float32", torch.float32, "float32"),
+        (torch.bfloat16, "bfloat16", torch.bfloat16, "float32"),  # it computes in bfloat16 without autocast
+    ],
+)
+def test_the_embedded_engine_samples_in_the_precision_that_is_asked_for(
+    saved: torch.dtype, asked: Any, dtype: torch.dtype, precision: str
+) -> None:
+    policy = small_policy()
+    policy.model.to(saved)  # type: ignore[arg-type]
+    EmbeddedConfig(precision=asked).build(policy)
+    assert (policy.model.dtype, policy.precision) == (dtype, precision)
 
 
 def test_instructions_for_bfloat16_are_found_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,10 @@ def test_nothing_is_dropped_and_nothing_is_late(
             "algorithm.off_policy.max_staleness: 1 would drop rollouts that max_staleness: 3 lets through",
         ),
         ({"max_staleness": 1, "optimizer": {"precision": "bfloat16"}}, "needs algorithm.off_policy"),
+        (
+            {"engine": {"type": "transformers", "precision": "bfloat16"}},
+            "engine.precision: bfloat16 with optimizer.precision: float32: .* leave engine.precision out",
+        ),
         ({"deepspeed": {}, "engine": {"type": "vllm", "sync": "nccl"}}, "sync: nccl takes weights from the stage"),
     ],
 )

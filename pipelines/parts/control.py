@@ -33,11 +33,18 @@ DEV = "dev"
 
 class Rounds:
     """Rounds of rollouts of one policy, each at its own temperature, with its own tags, and in its own shard of the
-    buffer. A round that a killed run has made is not made again."""
+    buffer. A round that a killed run has made is not made again. Progress is that of all rounds."""
 
     def __init__(self, context: Context, limits: TokenLimits, policy: "Policy | None", runner: "RolloutRunner") -> None:
+        from agentrl.rollouts.progress import EpisodeReport
+
         self.context, self.limits, self.policy, self.runner = context, limits, policy, runner
         self.shards = Shards(context)
+        self.report = runner.report = EpisodeReport(0, runner.on_progress)
+
+    def expect(self, episodes: int, dev: Sequence[Task] = ()) -> None:
+        """So many episodes more will be made, and those of :func:`choose_temperature`, for the progress of all."""
+        self.report.total += episodes + len(TEMPERATURES) * len(dev)
 
     def play(
         self,
@@ -49,6 +56,7 @@ class Rounds:
     ) -> None:
         """Make the rows of ``attempts``, by their ids, that the buffer lacks."""
         ours = self.shards.missing(attempts)
+        self.report.total -= len(attempts) - len(ours)
         if not ours:
             return
         runner = self.runner.sampling_as(self.limits.sampling(self.policy, temperature=temperature))

@@ -132,6 +132,7 @@ def evaluate(
     every = [*rows, *(others or [])]
     with rollout_runner(context, policy, every, config.sampling(policy), config.engine, config.limits) as runner:
         rounds = Rounds(context, config, policy, runner)
+        rounds.expect((1 + config.samples) * len(rows), others or [])
         measurements = _usual(rounds, config, rows)
         number, shard = sum(len(measurement.attempts) for measurement in measurements), 1 + len(DECODINGS)
         tried: list[TriedTemperature] = []
@@ -139,6 +140,7 @@ def evaluate(
             tried, control = _control(rounds, config, rows, others, measurements)
             measurements += control
             number, shard = number + len(tried) * len(others) + config.samples * len(rows), shard + SHARDS
+        runner.report = None
         search_result = (
             searched(context, config.search, config.best_of, runner, rows, number, shard) if config.search else None
         )
@@ -198,6 +200,7 @@ def _control(
     temperature = best(tried)
     if temperature in DECODINGS.values():
         return tried, []
+    rounds.expect(config.samples * len(tasks))
     first = number + len(tried) * len(dev)
     attempts = tickets(tasks, config.samples, rounds.context.trajectory_id, first)
     rounds.play(attempts, temperature, [CONTROL], tasks, shard + SHARDS - 2)

@@ -114,6 +114,31 @@ def test_the_usual_attempts_are_used_again_if_their_temperature_is_best(
     assert len(done["trajectories"].ids()) == 2 * HELDOUT
 
 
+@pytest.mark.parametrize(("temperature", "episodes"), [(0.3, 3 * HELDOUT), (0.0, 2 * HELDOUT)])
+def test_progress_is_that_of_all_rounds(
+    made: tuple[Harness, Result],
+    endpoint: TemperedEndpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    temperature: float,
+    episodes: int,
+) -> None:
+    told, context_of = list[tuple[int, int | None]](), made[0]._context
+
+    def with_progress(stage: str) -> Any:
+        context = context_of(stage)
+        context.progress = lambda done, total=None, **metrics: told.append((done, total))
+        return context
+
+    monkeypatch.setattr(made[0], "_context", with_progress)
+    monkeypatch.setattr("agentrl.rollouts.progress._REPORT_S", 0.0)
+    endpoint.shares = dict.fromkeys(TEMPERATURES, 0.5) | {temperature: 1.0}
+    measured(made, endpoint)
+    whole = episodes + len(TEMPERATURES) * DEV
+    assert [done for done, _ in told] == list(range(1, whole + 1))
+    assert told[0] == (1, 2 * HELDOUT + len(TEMPERATURES) * DEV), "a control is counted once it is known"
+    assert told[-1] == (whole, whole)
+
+
 def test_of_equal_temperatures_the_lowest_is_chosen() -> None:
     assert (
         best(

@@ -59,6 +59,11 @@ def one_token(model: "PreTrainedModel") -> Iterator[None]:
         config._attn_implementation = before
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype that autocast computes products in on a device; None without it."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+
+
 def rounded_weights(model: "PreTrainedModel", dtype: torch.dtype) -> dict[str, Tensor]:
     """The float32 weights of linear layers in ``dtype``, by their names: what autocast would make at each pass."""
     return {
@@ -105,9 +110,7 @@ class _CacheLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         layout = self.place
         views = []
-        device = key_states.device.type
-        if torch.is_autocast_enabled(device):  # attention would round them at each step, all of them
-            lower = torch.get_autocast_dtype(device)
+        if lower := autocast_dtype(key_states.device):  # attention would round them at each step, all of them
             key_states, value_states = key_states.to(lower), value_states.to(lower)
         if not self.storages:
             self.storages = [self._empty(new, layout.size, layout.capacity) for new in (key_states, value_states)]
@@ -151,7 +154,9 @@ class KVCache:
         """Logits [rows, vocabulary] after the last of ``ids`` [rows, tokens], at ``positions`` of the same shape, which
         are all below ``width``."""
         self._reserve(int(len(slots) if leading else slots.max().item() + 1), width)
-        lower = self._rounded_to()
+        lower = autocast_dtype(self.model.device)
+        if lower and not self._rounded:
+            self._rounded = rounded_weights(self.model, lower)
         by_one = ids.shape[1] == 1 and torch.bfloat16 in (lower, self.model.dtype) and self._masks.added is None
         by_one = by_one and self.model.device.type == "cpu"
         if by_one and leading and self._place.capacity <= 2 * width:
@@ -177,16 +182,6 @@ class KVCache:
             chosen = torch.stack(recorded, 1).to(self._routes.dtype)
             self._routes[slots[:, None], positions] = chosen.unflatten(0, ids.shape)
         return out.logits[:, -1]
-
-    def _rounded_to(self) -> torch.dtype | None:
-        """The dtype that autocast computes products in, for which weights are rounded once; None without it."""
-        device = self.model.device.type
-        if not torch.is_autocast_enabled(device):
-            return None
-        dtype = torch.get_autocast_dtype(device)
-        if not self._rounded:
-            self._rounded = rounded_weights(self.model, dtype)
-        return dtype
 
     def routes(self, slot: int, start: int, end: int) -> "np.ndarray | None":
         """Routes [tokens, layers, k] of a slot's tokens from ``start`` to ``end``; None if they are not kept, or there

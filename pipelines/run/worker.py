@@ -300,7 +300,7 @@ def _import_for_models() -> None:
     for name in MODEL_MODULES:
         with contextlib.suppress(Exception):  # the stage that needs it fails by itself, and says so
             importlib.import_module(name)
-    gc.freeze()  # modules are no garbage: each collection would look through half a million of their objects
+    gc.freeze()  # modules are no garbage: each collection would look through their 400,000 objects
 
 
 def _free_memory() -> None:

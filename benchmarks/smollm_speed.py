@@ -8,6 +8,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -101,22 +102,14 @@ def _against_generate(policy: Any, precision: str, groups: int, each: int, syste
     return spent
 
 
-def sampling(policy: Any) -> dict[str, float]:
-    return _against_generate(policy, "float32", GROUPS, GROUP)
-
-
-def behind_a_system_prompt(policy: Any) -> dict[str, float]:
-    return _against_generate(policy, "float32", GROUPS * GROUP, 1, SYSTEM)
-
-
-def behind_a_system_prompt_in_bfloat16(policy: Any) -> dict[str, float]:
-    return _against_generate(policy, "bfloat16", GROUPS * GROUP, 1, SYSTEM)
-
-
-SAMPLING = {
-    "sampling": sampling,
-    "sampling behind a system prompt": behind_a_system_prompt,
-    "sampling behind a system prompt in bfloat16": behind_a_system_prompt_in_bfloat16,
+SAMPLING: Mapping[str, Callable[[Any], dict[str, float]]] = {
+    "sampling": partial(_against_generate, precision="float32", groups=GROUPS, each=GROUP),
+    "sampling behind a system prompt": partial(
+        _against_generate, precision="float32", groups=GROUPS * GROUP, each=1, system=SYSTEM
+    ),
+    "sampling behind a system prompt in bfloat16": partial(
+        _against_generate, precision="bfloat16", groups=GROUPS * GROUP, each=1, system=SYSTEM
+    ),
 }
 
 

@@ -156,15 +156,11 @@ class _Stage:
         if trains:
             rows.append(self.training(spread))
         if engine is not None and engine.type == "transformers":
-            if spread is None and trains:  # the engine samples with the model that is trained
-                bfloat16 = self.plan().bfloat16
-                rows[0].need.parts |= memory.sampled(self.shape, engine.rows, self.row_length(), FLOAT32, bfloat16)
-            else:
-                item = FLOAT32 if engine.precision == "float32" else self.item()
-                bfloat16 = engine.precision == "bfloat16" and item == FLOAT32
-                need = memory.scoring(self.shape, 8192, item)
-                need.parts |= memory.sampled(self.shape, engine.rows, self.row_length(), item, bfloat16)
-                rows.append(self.placed("stage", 1, need, first=True))
+            item = FLOAT32 if trains or engine.precision == "float32" else self.item()
+            bfloat16 = self.plan().bfloat16 if trains else engine.precision == "bfloat16" and item == FLOAT32
+            if spread is not None or not trains:  # else it samples with the model that is trained
+                rows.append(self.placed("stage", 1, memory.scoring(self.shape, 8192, item), first=True))
+            rows[-1].need.parts |= memory.sampled(self.shape, engine.rows, self.row_length(), item, bfloat16)
         if engine is not None and engine.type == "vllm":
             if not trains:
                 need = memory.scoring(self.shape, 64, self.item())

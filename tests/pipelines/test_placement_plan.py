@@ -126,6 +126,24 @@ def test_memory_follows_precision_length_and_the_models_that_lie_beside(models: 
     assert split["parts_gib"]["weights"] == whole["parts_gib"]["weights"]
 
 
+def test_an_engine_beside_ranks_samples_in_their_precision(models: dict[str, Path], tmp_path: Path) -> None:
+    def beside(precision: str) -> dict[str, float]:
+        write_spec(
+            tmp_path,
+            f"m: {{uses: model.import, with: {{model: {{path: {models[ONE_NODE]}}}}}}}",
+            "n: {uses: train.grpo, inputs: {tasks: t.train, model: m}, with: {deepspeed: {zero: 2}, "
+            f"optimizer: {{precision: {precision}}}}}, execution: {{gpus: 4}}}}",
+        )
+        parts: dict[str, float] = rows(place(load(str(tmp_path / "p.yaml"))), "n")["stage"]["parts_gib"]
+        return parts
+
+    rounded, single = beside("bfloat16"), beside("float32")
+    assert rounded["weights"] == single["weights"], "those of float32, which are trained"
+    assert rounded["KV cache"] == pytest.approx(single["KV cache"] / 2)
+    assert 0.3 * single["weights"] < rounded["weights in bfloat16"] <= 0.5 * single["weights"]
+    assert "weights in bfloat16" not in single
+
+
 @pytest.mark.slow
 def test_where_it_runs_is_in_no_fingerprint(models: dict[str, Path], tmp_path: Path) -> None:
     def prints(*settings: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A real small model with three seeds, each in a fresh store: what DPO and GRPO add, greedily, to the control
-for sharpening of the policy that they start from, its best temperature, chosen on dev tasks.
+for sharpening of the policy that they start from, its best temperature, chosen on dev tasks; and what a tiny model
+learns of its successes.
 
 make bench-real                          # after make smollm; hours of processor time, minutes of a GPU
 SEEDS="0" FILES="chain_sum" python benchmarks/real.py
@@ -21,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from quickstart import ROOT, Run, run
@@ -30,7 +31,7 @@ from ruamel.yaml import YAML
 from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.flows.api.run import stage_result
 
-FILES = os.environ.get("FILES", "chain_sum math_tools words_smollm").split()
+FILES = os.environ.get("FILES", "chain_sum math_tools words_smollm words_distilled").split()
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "0 1 2").split()]
 TUNED_ON = 10
 """The seed on whose dev tasks rates are chosen."""
@@ -40,12 +41,29 @@ PROFILE = os.environ.get("PROFILE", "")
 BESIDE, JOBS = int(os.environ.get("BESIDE", "1")), os.environ.get("JOBS", "2")
 STORES = os.environ.get("STORES", "")
 LEARNED = ["longer", "rejected", "dpo", "grpo"]
-FIRST = {"chain_sum": "shots", "math_tools": "base", "words_smollm": "base"}
 BY_REWARD = ["dpo", "grpo"]
 AMONG = [("rejected", "longer"), ("grpo", "longer"), ("grpo", "rejected"), ("dpo", "rejected")]
 P, HOURS, FAMILIES = 0.05, 4.0, 2
 
 Outcomes = Mapping[str, bool]
+
+
+class Bed(NamedTuple):
+    """What is compared in a file: the policy that arms start from, and others measured and probed before them; the
+    arms; and pairs of an arm and the one that it should exceed."""
+
+    start: str
+    before: list[str]
+    arms: list[str]
+    among: list[tuple[str, str]]
+
+
+BEDS = {
+    "chain_sum": Bed("warm", ["shots"], LEARNED, AMONG),
+    "math_tools": Bed("warm", ["base"], LEARNED, AMONG),
+    "words_smollm": Bed("warm", ["base"], LEARNED, AMONG),
+    "words_distilled": Bed("pupil", [], ["longer", "alone", "taught"], [("taught", "alone"), ("taught", "longer")]),
+}
 
 
 def outcomes(store: str, stage: str, decoding: str) -> Outcomes:
@@ -125,9 +143,10 @@ def rates_on_dev(name: str) -> dict[str, float]:
 
 def measured(name: str, seed: int, tuned: "Future[dict[str, float]] | None") -> tuple[Run, dict[str, Outcomes]]:
     """A run of a pipeline file, and the outcome of each held-out task: greedily for each policy, and for ``control``,
-    which is warm's."""
-    measures = [FIRST[name], "warm", *LEARNED]
-    probes = [f"probe_{FIRST[name]}", "probe_warm"] if seed == SEEDS[0] else []
+    which is that of the policy that arms start from."""
+    bed = BEDS[name]
+    measures = [*bed.before, bed.start, *bed.arms]
+    probes = [f"probe_{policy}" for policy in (*bed.before, bed.start)] if bed.before and seed == SEEDS[0] else []
     more = ["--jobs", JOBS, *(["--profile", PROFILE] if PROFILE else [])]
     for stage in [*(f"eval_{policy}" for policy in measures), *probes]:
         more += ["--until", stage]
@@ -136,19 +155,19 @@ def measured(name: str, seed: int, tuned: "Future[dict[str, float]] | None") -> 
     with folder_of(name, seed) as folder:
         store = f"{folder}/store"
         done = run(seed, store, f"real/{name}", measures, more)
-        at = done.metrics["warm"]["control_temperature"]
-        solved = {arm: outcomes(store, f"eval_{arm}", "greedy") for arm in LEARNED}
+        at = done.metrics[bed.start]["control_temperature"]
+        solved = {arm: outcomes(store, f"eval_{arm}", "greedy") for arm in bed.arms}
         for probe in probes:
             passes = stage_result(Catalog(store), probe).summary
             print(f"{name}, seed {seed}, {probe}: pass@64 {passes['pass@64']:.3f} of {passes['n_tasks']} dev tasks")
-        solved["control"] = outcomes(store, "eval_warm", {0.0: "greedy", 1.0: "sampled"}.get(at, "control"))
+        solved["control"] = outcomes(store, f"eval_{bed.start}", {0.0: "greedy", 1.0: "sampled"}.get(at, "control"))
     for arm, metrics in done.metrics.items():
         kept = ("success", "greedy", "control", "control_temperature")
         shown = {key: round(metrics[key], 3) for key in kept if key in metrics}
         print(f"{name}, seed {seed}, {arm}: {shown}", flush=True)
-    for arm in LEARNED:
+    for arm in bed.arms:
         gained, lost = changed(solved["control"], solved[arm])
-        print(f"{name}, seed {seed}, {arm} over the control of warm: {gained} gained, {lost} lost", flush=True)
+        print(f"{name}, seed {seed}, {arm} over the control of {bed.start}: {gained} gained, {lost} lost", flush=True)
     print(f"{name}, seed {seed}: {done.wall_s:.0f} s by the clock, {done.cpu_s:.0f} CPU s", flush=True)
     return done, solved
 
@@ -163,32 +182,43 @@ def judge(name: str, runs: list[tuple[Run, dict[str, Outcomes]]]) -> bool:
         tasks = sum(len(solved[before]) for _, solved in runs)
         return gained, lost, f"{gained} gained, {lost} lost of {tasks}, p {mcnemar(gained, lost):.2g}"
 
-    adds = False
-    for arm in LEARNED:
+    adds, bed = False, BEDS[name]
+    for arm in bed.arms:
         gained, lost, counts = pooled("control", arm)
-        text = f"{name}: {arm}, greedy over the control of warm: {counts}"
+        text = f"{name}: {arm}, greedy over the control of {bed.start}: {counts}"
         if arm in BY_REWARD:
             adds |= line(f"{text}, target p < {P}", gained > lost and mcnemar(gained, lost) < P)
         else:
             print(text, flush=True)
-    for after, before in AMONG:
-        print(f"{name}: {after} over {before}, both greedy: {pooled(before, after)[2]}", flush=True)
+    for after, before in bed.among:
+        gained, lost, counts = pooled(before, after)
+        text = f"{name}: {after} over {before}, both greedy: {counts}"
+        if after == "taught":
+            line(f"{text}, target p < {P}", gained > lost and mcnemar(gained, lost) < P)
+        else:
+            print(text, flush=True)
     hours = sum(done.cpu_s for done, _ in runs) / 3600
     wall = max(done.wall_s for done, _ in runs)
     line(f"{name}: {hours:.2f} CPU hours, target at most {HOURS:g}; the longest run {wall:.0f} s", hours <= HOURS)
     return adds
 
 
+def tuning(name: str) -> bool:
+    return os.environ.get("TUNE") == "1" and BEDS[name].arms == LEARNED
+
+
 def judged() -> Iterator[bool]:
     """Whether rewards add something, for each file whose runs all ended well; what failed is printed."""
     with ThreadPoolExecutor(BESIDE) as pool:
-        tuned = {name: pool.submit(rates_on_dev, name) for name in FILES if os.environ.get("TUNE") == "1"}
+        tuned = {name: pool.submit(rates_on_dev, name) for name in FILES if tuning(name)}
         runs = {name: [pool.submit(measured, name, seed, tuned.get(name)) for seed in SEEDS] for name in FILES}
         for name, seeds in runs.items():
             if failed := [str(error) for seed in seeds if (error := seed.exception())]:
                 print(f"{name}: {len(failed)} of {len(seeds)} runs failed: {failed[0]}", flush=True)
             ended = [seed.result() for seed in seeds if not seed.exception()]
-            yield bool(ended) and judge(name, ended) and not failed
+            adds = bool(ended) and judge(name, ended) and not failed
+            if set(BY_REWARD) & set(BEDS[name].arms):
+                yield adds
 
 
 def end_runs(*_: object) -> None:
@@ -205,7 +235,7 @@ def main() -> int:
     started = time.monotonic()
     matches = list(judged())
     print(f"{time.monotonic() - started:.0f} s in all")
-    enough = line(
+    enough = not matches or line(
         f"families in which DPO or GRPO adds: {sum(matches)} of {len(matches)}, target {FAMILIES}",
         sum(matches) >= FAMILIES,
     )

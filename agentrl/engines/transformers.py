@@ -140,11 +140,11 @@ class TransformersEngine:
             source = module_of(weights.source, self.model.dtype)
             restore(self.model, without_quantized(source, source.state_dict()))
             check_copy(self.model, source, weights.version)
-        for cache_slot in self._cache_slots.by_session.values():
+        for cache_slot in list(self._cache_slots.by_session.values()):
             if cache_slot.row is not None and cache_slot.row not in self._waiting:
                 self._decoding.suspend(cache_slot.slot, self.version)
                 self._waiting.append(cache_slot.row)
-            self._decoding.length[cache_slot.slot] = 0
+            self._cache_slots.leave(cache_slot.session)  # so that what rows share is computed once again
         self._cache.renew()
         self.version = weights.version
 

@@ -137,7 +137,8 @@ def test_greedy_equals_generate_of_the_library(policy: Policy) -> None:
 
 
 def test_labels_are_true_if_weights_change_within_a_turn() -> None:
-    """Each span, scored with the weights of its version, gives its recorded log-probs."""
+    """Each span, scored with the weights of its version, gives its recorded log-probs. Rows of a task share the prompt
+    with the new weights too."""
     policy, other = POLICIES["qwen"](), POLICIES["qwen"]()
     for parameter in other.model.parameters():
         parameter.data += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)).to(
@@ -145,10 +146,11 @@ def test_labels_are_true_if_weights_change_within_a_turn() -> None:
         )
     first = {name: value.clone() for name, value in policy.model.state_dict().items()}
     engine, prompts = TransformersEngine(policy.model, schedule="free"), prompts_of(policy)
+    prompts = [(prompt * 100)[:100] for prompt in prompts[:2]]
 
     async def one(number: int) -> Session:
-        with engine.open((number,)) as session:
-            session.observe(prompts[number])
+        with engine.open((number,), f"task-{number % 2}") as session:
+            session.observe(prompts[number % 2])
             session.act(await engine.turn(session, Sampling(max_turn_tokens=40), stop=[], seed=number))
         return session
 
@@ -162,6 +164,8 @@ def test_labels_are_true_if_weights_change_within_a_turn() -> None:
         return rows
 
     rows = blocking(go())
+    drawn = sum(row.spans[0].end - row.spans[0].start for row in rows)
+    assert engine.work.computed - engine.work.sampled <= 2 * 2 * 100 + drawn
     versions = {7: other.model.state_dict(), 0: first}
     assert {tuple(span.version for span in row.spans) for row in rows} == {(0, 7)}
     for row in rows:

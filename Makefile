@@ -40,14 +40,14 @@ marked = $(shell grep -lr --include='test_*.py' 'mark\.$(1)\b' tests)
 
 # three processes for two cores, since some tests wait
 test: $(VENV)/.dev bubblewrap
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 $(SHARED) --durations=20
+	$(BIN)/pytest -n 3 $(SHARED) --durations=20
 
 test-slow: $(VENV)/.dev bubblewrap
 	$(BIN)/pytest -m "slow and not vllm"
 
 # one slow test of each kind: two DeepSpeed ranks, kill -9 of a run, a schedule on a Prefect server, a store on S3
 test-ci-slow: $(VENV)/.dev bubblewrap
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(SHARED) -m ci --durations=0 $(call marked,ci)
+	$(BIN)/pytest -n 2 $(SHARED) -m ci --durations=0 $(call marked,ci)
 
 # storms over the store, ROUNDS of each kind; with ROUNDS given, the result goes to benchmarks/results/faults.md
 test-faults: $(VENV)/.dev
@@ -59,36 +59,36 @@ test-vllm: $(VENV)/.dev $(VLLM_VENV)/.ready
 	@$(MAKE) --no-print-directory -j 2 -k -O test-vllm-servers test-vllm-in-process
 
 test-vllm-servers: $(VENV)/.dev $(VLLM_VENV)/.ready
-	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m "vllm and not slow" --durations=0 $(call marked,vllm)
+	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m "vllm and not slow" --durations=0 $(call marked,vllm)
 
 test-vllm-in-process: $(VENV)/.dev $(VLLM_VENV)/.ready
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m "vllm and not slow" --durations=0 tests/agentrl/test_engine_vllm.py tests/agentrl/test_vllm_experts.py tests/agentrl/test_vllm_transfer.py
+	$(VLLM_VENV)/bin/python -m pytest -m "vllm and not slow" --durations=0 tests/agentrl/test_engine_vllm.py tests/agentrl/test_vllm_experts.py tests/agentrl/test_vllm_transfer.py
 
 # storms over runs with vLLM servers and more kills: about fifteen minutes
 test-vllm-slow: $(VENV)/.dev $(VLLM_VENV)/.ready
-	OMP_NUM_THREADS=1 VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m "vllm and slow" --durations=0
-	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m pytest -m "vllm and slow" --durations=0 tests/agentrl/test_engine_vllm.py
+	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/pytest -m "vllm and slow" --durations=0
+	$(VLLM_VENV)/bin/python -m pytest -m "vllm and slow" --durations=0 tests/agentrl/test_engine_vllm.py
 
 # packages that do not agree with our pins, each in an interpreter of its own: environments, and readers of exports; and
 # games, in one that sees ours too: the requirement `chess` of textarena is GPL, so it is left out
 test-adapters: $(VENV)/.dev $(ADAPTERS_VENV)/.ready
-	OMP_NUM_THREADS=1 VERIFIERS_PYTHON=$(abspath $(ADAPTERS_VENV))/verifiers/bin/python \
+	VERIFIERS_PYTHON=$(abspath $(ADAPTERS_VENV))/verifiers/bin/python \
 	  OPENENV_PYTHON=$(abspath $(ADAPTERS_VENV))/openenv/bin/python \
 	  DAFT_PYTHON=$(abspath $(ADAPTERS_VENV))/daft/bin/python \
 	  INSPECT_PYTHON=$(abspath $(ADAPTERS_VENV))/inspect/bin/python $(BIN)/pytest -m adapters --durations=0 \
 	  tests/agentrl/test_adapters.py tests/datastore/test_formats_consumers.py tests/datastore/test_readers.py
-	OMP_NUM_THREADS=1 $(ADAPTERS_VENV)/games/bin/python -m pytest -m adapters --durations=0 tests/agentrl/test_games.py
+	$(ADAPTERS_VENV)/games/bin/python -m pytest -m adapters --durations=0 tests/agentrl/test_games.py
 
 # coding agents at pinned versions. AGENTS is where they are installed
 agents: $(AGENTS)/.ready
 
 # these agents themselves, in front of the recorder and as an environment
 test-harness: $(VENV)/.dev $(AGENTS)/.ready
-	OMP_NUM_THREADS=1 AGENTS=$(abspath $(AGENTS)) $(BIN)/pytest -m harness --durations=0 tests/agentrl/test_harness_clients.py tests/agentrl/test_harness_agents.py
+	AGENTS=$(abspath $(AGENTS)) $(BIN)/pytest -m harness --durations=0 tests/agentrl/test_harness_clients.py tests/agentrl/test_harness_agents.py
 
 # the viewer in Debian's chromium; screenshots are in build/viewer
 test-viewer: $(VENV)/.viewer chromium
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(SHARED) -m viewer --durations=5 tests/viewer
+	$(BIN)/pytest -n 2 $(SHARED) -m viewer --durations=5 tests/viewer
 
 # the pictures of the viewer in docs/images, of the store that `make run` filled
 pictures: $(VENV)/.viewer chromium
@@ -96,11 +96,11 @@ pictures: $(VENV)/.viewer chromium
 
 # the wheel in an environment of its own with each extra alone: packages are downloaded once, then about ten minutes
 test-extras: $(VENV)/.dev chromium
-	OMP_NUM_THREADS=1 EXTRAS_VENV=$(abspath $(EXTRAS_VENV)) $(BIN)/pytest -m extras --durations=0 tests/test_extras.py
+	EXTRAS_VENV=$(abspath $(EXTRAS_VENV)) $(BIN)/pytest -m extras --durations=0 tests/test_extras.py
 
 # the same attacks on containers; a docker daemon runs, and DOCKER_IMAGE has sh, tar, sleep, mkdir and python3
 test-docker: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m docker --durations=0
+	$(BIN)/pytest -m docker --durations=0
 
 # the site, in build/site: open build/site/index.html. Broken links and anchors are errors
 docs: $(VENV)/.docs

@@ -11,6 +11,9 @@ from toy_project import project
 
 __all__ = ["project"]
 
+# A second thread of torch for small models takes longer than none, and many times as long beside other programs.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # CI judges a change, so it draws the same examples each time; everywhere else new ones are looked for.
 _patient = settings(
     deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]

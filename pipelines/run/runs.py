@@ -51,7 +51,13 @@ def all_runs(catalog: Catalog, pipeline: str | None = None) -> list[Run]:
     recorded = catalog.runs()
     written = dict(catalog.storage.beside("runs")) if any(run["state"] == "running" for run in recorded) else {}
     runs = [_with_true_state(run, written) for run in recorded if pipeline is None or run["pipeline"] == pipeline]
-    return sorted(runs, key=lambda run: run["run_id"], reverse=True)
+    return sorted(runs, key=_when, reverse=True)
+
+
+def _when(run: Run) -> tuple[str, str, str]:
+    """By what runs are in order. The first 15 characters of an id are the second in which the run started, and what
+    follows is random."""
+    return run["run_id"][:15], str(run.get("started_at", "")), run["run_id"]
 
 
 def _with_true_state(run: Run, written: dict[str, datetime]) -> Run:

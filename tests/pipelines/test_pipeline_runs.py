@@ -31,6 +31,13 @@ def states(catalog: Catalog) -> dict[str, str]:
     return {run["run_id"]: run["state"] for run in all_runs(catalog)}
 
 
+def test_runs_of_one_second_are_in_the_order_in_which_they_started(tmp_path: Path) -> None:
+    catalog, start = Catalog(tmp_path), datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    for number, name in enumerate(["f", "0", "a"]):
+        write(catalog, f"20260102-030405-{name}", started_at=start.replace(microsecond=number))
+    assert list(states(catalog)) == [f"20260102-030405-{name}" for name in ["a", "0", "f"]]
+
+
 def test_a_process_of_this_machine_is_asked_itself(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     write(catalog, "1-alive", age_s=60 * MINUTE)  # stopped by a debugger, say

@@ -4,7 +4,7 @@ learns of its successes.
 
 make bench-real                          # after make smollm; hours of processor time, minutes of a GPU
 SEEDS="0" FILES="chain_sum" python benchmarks/real.py
-TUNE=1 ...                               # choose each arm's rate first, on dev tasks of a seed that is not measured
+TUNE=1 ...                               # choose each arm's rate first, on dev tasks of another seed; families alone
 PROFILE=lora ...                         # adapters of low rank
 BESIDE=9 JOBS=3 ...                      # runs at once, and stages of each at once: on a GPU
 STORES=folder ...                        # stores that stay, so that a benchmark that was stopped goes on
@@ -56,6 +56,11 @@ class Bed(NamedTuple):
     before: list[str]
     arms: list[str]
     among: list[tuple[str, str]]
+
+    @property
+    def rewarded(self) -> bool:
+        """Whether arms learn from rewards: these files are families, and their rates are tuned."""
+        return not set(BY_REWARD).isdisjoint(self.arms)
 
 
 BEDS = {
@@ -193,31 +198,28 @@ def judge(name: str, runs: list[tuple[Run, dict[str, Outcomes]]]) -> bool:
     for after, before in bed.among:
         gained, lost, counts = pooled(before, after)
         text = f"{name}: {after} over {before}, both greedy: {counts}"
-        if after == "taught":
-            line(f"{text}, target p < {P}", gained > lost and mcnemar(gained, lost) < P)
-        else:
+        if bed.rewarded:
             print(text, flush=True)
+        else:
+            line(f"{text}, target p < {P}", gained > lost and mcnemar(gained, lost) < P)
     hours = sum(done.cpu_s for done, _ in runs) / 3600
     wall = max(done.wall_s for done, _ in runs)
     line(f"{name}: {hours:.2f} CPU hours, target at most {HOURS:g}; the longest run {wall:.0f} s", hours <= HOURS)
     return adds
 
 
-def tuning(name: str) -> bool:
-    return os.environ.get("TUNE") == "1" and BEDS[name].arms == LEARNED
-
-
 def judged() -> Iterator[bool]:
     """Whether rewards add something, for each file whose runs all ended well; what failed is printed."""
     with ThreadPoolExecutor(BESIDE) as pool:
-        tuned = {name: pool.submit(rates_on_dev, name) for name in FILES if tuning(name)}
+        rewarded = [name for name in FILES if BEDS[name].rewarded]
+        tuned = {name: pool.submit(rates_on_dev, name) for name in rewarded if os.environ.get("TUNE") == "1"}
         runs = {name: [pool.submit(measured, name, seed, tuned.get(name)) for seed in SEEDS] for name in FILES}
         for name, seeds in runs.items():
             if failed := [str(error) for seed in seeds if (error := seed.exception())]:
                 print(f"{name}: {len(failed)} of {len(seeds)} runs failed: {failed[0]}", flush=True)
             ended = [seed.result() for seed in seeds if not seed.exception()]
             adds = bool(ended) and judge(name, ended) and not failed
-            if set(BY_REWARD) & set(BEDS[name].arms):
+            if name in rewarded:
                 yield adds
 
 

@@ -3,8 +3,9 @@
 - experience: held-out tasks with 0, 1 or 3 runs of other tasks in sight (`lookup`, `rooms`), by a policy that was shown
   such runs in its demonstrations and by one that was not; and what one learns from rollouts that saw three, without
   them.
-- guidance: walks that nothing solved, tried again with notes and kept without them, against as many plain rollouts
-  (`rooms`; in `lookup` no task stays unsolved): supervised, and as preferences over the failures without guidance.
+- guidance: tasks that nothing solved, tried again with notes and kept without them, against as many plain rollouts
+  (`words`, `rooms`; in `lookup` no task stays unsolved): supervised, and as preferences over the failures without
+  guidance.
 - star: the same with the answer as a hint (`words`, `rooms`, `lookup`).
 - splice: rejection sampling on rollouts, with and without failed ones that go on as a success did (`rooms`, `lookup`);
   success, and in `rooms` recovery after a planted wrong turn.
@@ -105,8 +106,9 @@ def seeing(k: int) -> dict[str, Any]:
     return {"context": [{"experience": {"k": k, "max_tokens": 400}}]} if k else {}
 
 
-def guidance() -> bool:
-    """The notes come from the environment, so they cost no tokens but those that are read."""
+def guidance(env: str) -> bool:
+    """The notes come from the environment, so they cost no tokens but those that are read. It says which call of an
+    attempt was wrong first: in `words` that tells what a word does not mean."""
     from agentrl.pipelines.methods.eto.outcome import outcome
     from agentrl.pipelines.methods.reflexion.notes import reflect
     from agentrl.pipelines.methods.star.rationalize import rationalize
@@ -115,8 +117,8 @@ def guidance() -> bool:
 
     names = ("warm", "rejection", "guidance", "DPO", "DPO, guided", "GRPO")
     arms = {name: Arm(name) for name in names}
-    for seed, folder in seeds("guidance", arms):
-        setting = noted("rooms", seed, folder)
+    for seed, folder in seeds(f"guidance {env}", arms):
+        setting = noted(env, seed, folder)
         harness = setting.harness
         arms["warm"].add(judged(setting, setting.warm), Spent())
         some = harness.tasks(setting.tasks.read()[:MANY])
@@ -126,7 +128,7 @@ def guidance() -> bool:
             rationalize, {"samples": SAMPLES, **SHOWING},
             model=setting.warm, tasks=some, trajectories=[first], notes=notes,
         )  # fmt: skip
-        print(f"guidance, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
+        print(f"guidance, {env}, seed {seed}: {made.metrics}", file=sys.stderr, flush=True)
         for name, plain, guided, spent in retried_or_plain("guidance", setting, some, first, made):
             good = successes(setting, plain)
             model, taught = curated(setting, [good, *guided])
@@ -136,12 +138,13 @@ def guidance() -> bool:
             arms["DPO, guided" if guided else "DPO"].add(judged(setting, model), spent + taught)
         model, more = grpo_on_as_many(setting, first, made)
         arms["GRPO"].add(judged(setting, model), more)
+    most = min(MANY, COURSES[env].train)
     print(
-        f"\nguidance, rooms: {SAMPLES // 2} rollouts of {MANY} tasks a seed, {SAMPLES} more of those that none solved"
+        f"\nguidance, {env}: {SAMPLES // 2} rollouts of {most} tasks a seed, {SAMPLES} more of those that none solved"
     )
     table(arms)
-    met = gain("guidance, rooms", arms, "rejection", "guidance")
-    return gain("guidance, DPO", arms, "DPO", "DPO, guided") and met
+    met = gain(f"guidance, {env}", arms, "rejection", "guidance")
+    return gain(f"guidance, {env}, DPO", arms, "DPO", "DPO, guided") and met
 
 
 def star(env: str) -> bool:

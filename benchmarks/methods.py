@@ -291,9 +291,10 @@ COURSES_OF = {
     **dict.fromkeys(("curriculum", "tree"), ("words", "rooms")),
     **dict.fromkeys(("search", "guided"), ("rooms", "rooms, little warmed")),
     **dict.fromkeys(("resample", "rank", "pairs", "counterfactual", "slicing"), ("words", "rooms")),
-    **dict.fromkeys(("echo", "replay"), ("words", "rooms", "lookup")),
+    **dict.fromkeys(("echo", "replay", "rwml"), ("words", "rooms", "lookup")),
     **dict.fromkeys(("reflexion", "experience"), ("lookup", "rooms")),
-    **dict.fromkeys(("self_distill", "rwml", "splice"), ("rooms", "lookup")),
+    **dict.fromkeys(("self_distill", "splice"), ("rooms", "lookup")),
+    "guidance": ("words", "rooms"),
     "star": ("words", "rooms", "lookup"),
 }
 """What an experiment is run in, if it is run in several; if it is small, the first of them."""

@@ -5,7 +5,8 @@ them.
   many tokens.
 - echo: GRPO with and without cross-entropy on observations (`rooms`, and `words` and `lookup`, whose facts nobody can
   know).
-- rwml: GRPO on predictions of observations before GRPO on walks, against GRPO on walks alone (`rooms`).
+- rwml: GRPO on predictions of observations before GRPO on walks, against GRPO on walks alone (`words`, `rooms`,
+  `lookup`).
 - reflexion: retries with notes of what failed, and without, of as many tokens (`lookup`, `rooms`): tasks solved, of
   those that failed.
 - resample: GRPO with turns sampled again that are as uncertain as the one before (`words`, `rooms`).

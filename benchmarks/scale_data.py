@@ -2,7 +2,7 @@
 or `MISSED`.
 
     python benchmarks/scale_data.py                 20,000 rows with planted duplicates; 100,000 and 1,000,000 sketches
-    ROWS=100000 python benchmarks/scale_data.py     the number of rows
+    ROWS=100000 python benchmarks/scale_data.py     the number of rows; a million take 8 GB and half an hour
     SKETCHES=10000000 ...                           the larger number of synthetic sketches
     CHECK=1 ...                                     exit code 1 if a target is missed
 
@@ -15,16 +15,17 @@ two nodes of Ray.
 import importlib.util
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from duplicates import Planted
@@ -45,6 +46,8 @@ from agentrl.schemas.pipeline import ShardEngine
 ROWS = int(os.environ.get("ROWS", "20000"))
 SKETCHES = (100_000, int(os.environ.get("SKETCHES", "1000000")))
 THRESHOLD = 0.8
+APPENDED = 20_000
+"""Rows that are held as objects at once, to append them."""
 NEAR = Rules.model_validate({"rules": [{"rule": "near_duplicates", "threshold": THRESHOLD, "scope": "all"}]}).rules
 SKETCH = Sketch(("actions",))
 missed: list[str] = []
@@ -126,16 +129,17 @@ def peers(planted: Planted, ours: float) -> None:
 def end_to_end() -> None:
     planted = Planted(ROWS)
     with tempfile.TemporaryDirectory() as folder:
-        buffer = TrajectoryBuffer(folder)
-        rows = list(planted.trajectories())
-        buffer.append(rows[: ROWS * 99 // 100], stage="bench", fingerprint="bench")
+        buffer, first_rows = TrajectoryBuffer(folder), ROWS * 99 // 100
+        rows = planted.trajectories()
+        for start in range(0, first_rows, APPENDED):
+            some = list(islice(rows, min(APPENDED, first_rows - start)))
+            buffer.append(some, stage="bench", fingerprint=f"bench-{start}")
         curated(TrajectoryBuffer(folder), ShardEngine(type="here"))  # imports, and tables of constants
         forget(buffer)
         ids, first, wall = curated(buffer, ShardEngine(type="here"))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        speed = len(rows) * 0.99 / first
+        speed = first_rows / first
         report("near_duplicates, all rows, end to end", speed, 4_000, "rows/s", True, 0)
-        print(f"  {first:.1f} CPU s, {wall:.1f} s; peak of this process, with all rows as objects, {peak:,.0f} MB")
+        print(f"  {first:.1f} CPU s, {wall:.1f} s")
         verified = sum(len(np.load(path)) for path in Path(folder).glob("tmp/evidence/grams-*/verified/*.npy"))
         report("verified pairs for each row", verified / ROWS, 5, "")
         forget(buffer)
@@ -145,11 +149,13 @@ def end_to_end() -> None:
         load = os.getloadavg()[0]
         note = "" if load < 1.5 else f", not judged: the load is {load:.1f}"
         print(f"  wall {wall_2:.1f} s in place of {wall:.1f} s, times {wall / wall_2:.2f} (target 1.8{note})")
+        forget(buffer)
+        peaks(folder)
         for shards in (1, 7, 64):
             forget(buffer)
             again, _, _ = curated(buffer, ShardEngine(type="here", shards=shards))
             report(f"ids that differ in {shards} shards", len(set(ids) ^ set(again)), 0, "ids", digits=0)
-        buffer.append(rows[ROWS * 99 // 100 :], stage="bench", fingerprint="later")
+        buffer.append(list(rows), stage="bench", fingerprint="later")
         ids, second, _ = curated(buffer, ShardEngine(type="here"))
         report("second curation, after 1 % new rows, of the first's CPU", 100 * second / first, 5, "%")
     result = judged(planted, [int(name[-6:]) for name in ids])
@@ -157,6 +163,29 @@ def end_to_end() -> None:
     report(f"pairs found at 0.8 to 0.85, of {result.border[1]:,}", result.border[0], 0.95, "", True, 3)
     report(f"pairs found at 0.85 to 1, of {result.near[1]:,}", result.near[0], 0.99, "", True, 3)
     peers(planted, speed)
+
+
+def peaks(store: str) -> None:
+    """Report the peak memory of a process that curates a store with two workers, and that of the larger worker."""
+    command = [sys.executable, __file__, "curate", store]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    driver, worker = map(float, done.stdout.split())
+    report("peak of the driver, with two processes", driver, 1_500, "MB", digits=0)
+    report("peak of a worker", worker, 600, "MB", digits=0)
+
+
+def curate_alone(store: str) -> None:
+    """Print the peak of this process and of its larger worker, in MB, after a curation by two workers."""
+    engine = ShardEngine(type="processes", workers=2)
+    with tempfile.TemporaryDirectory() as work, running(engine, Path(work), ignored) as run:
+        curate(TrajectoryBuffer(store), NEAR, divide=Divide(run, None, Path(work)))
+        print(peak_of("self"), max(peak_of(str(child.pid)) for child in psutil.Process().children()))
+
+
+def peak_of(process: str) -> float:
+    """MB. What getrusage() says has the peak of the process that started this one in it."""
+    status = Path("/proc", process, "status").read_text()
+    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def pieces(rows: int, kept: Path) -> Iterator[Piece]:
@@ -199,7 +228,7 @@ def reduce(rows: int) -> None:
     """Print CPU seconds, the peak in MB, and pairs for each row."""
     with tempfile.TemporaryDirectory() as name:
         pairs, took = pairs_of(rows, Path(name), in_this_process)
-    print(took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, pairs / rows)
+    print(took, peak_of("self"), pairs / rows)
 
 
 def on_ray() -> None:
@@ -207,7 +236,6 @@ def on_ray() -> None:
     if importlib.util.find_spec("ray") is None:
         print("two nodes of Ray: not run, since ray is not installed")
         return
-    import psutil
     import ray
     from ray.cluster_utils import Cluster
 
@@ -254,6 +282,9 @@ def growth() -> None:
 def main() -> None:
     if sys.argv[1:2] == ["reduce"]:
         reduce(int(sys.argv[2]))
+        return
+    if sys.argv[1:2] == ["curate"]:
+        curate_alone(sys.argv[2])
         return
     print(f"{ROWS:,} rows; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
     growth()

@@ -47,7 +47,7 @@ class Planted:
                 originals.append(row)
                 self.texts.append(drawn(int(random.integers(WORDS // 2, WORDS * 3 // 2))))
             else:
-                self.copy_of[row] = random.choice(originals)
+                self.copy_of[row] = originals[random.integers(len(originals))]
                 edits = int(random.integers(2, 13) if kind == 1 else random.integers(16, 29))
                 self.texts.append(changed(self.texts[self.copy_of[row]], edits, row, random))
 

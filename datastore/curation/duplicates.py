@@ -16,8 +16,10 @@ from xxhash import xxh3_64_intdigest
 from agentrl.datastore.curation.candidates import (
     BITS,
     Entries,
+    ascending,
     bucket_pairs,
     filed,
+    packed,
     shared,
     slice_of,
     unpacked,
@@ -39,7 +41,8 @@ KEYS = 2**19
 """Keys of a part, about. Of the rows that share one, a quarter of their sketches is held: 70 MB, if all do."""
 BAND_ROWS = 2**17
 """Rows of a shard that makes keys, if no number of shards is asked for. Each part reads of each of them."""
-PAIRS_HELD = 2**22
+PAIRS_AT_ONCE = 2**20
+"""Of all parts, that are sorted together: they fit a cache of the processor."""
 
 
 def near_duplicates(
@@ -116,7 +119,7 @@ def candidates(evidence: Evidence, scopes: np.ndarray, threshold: float, divided
         ],
         "buckets",
     )
-    return _of_parts(decided, threshold)
+    return _of_parts(decided, len(scopes), threshold)
 
 
 def _groups(sizes: Sequence[int], most: int) -> list[slice]:
@@ -130,16 +133,23 @@ def _groups(sizes: Sequence[int], most: int) -> list[slice]:
     return groups
 
 
-def _of_parts(paths: Sequence[Path], threshold: float) -> np.ndarray:
-    """The pairs to compare of those of all parts. Twice as many as that are held, and PAIRS_HELD, at most."""
-    held, count, chosen = list[np.ndarray](), 0, 0
-    for path in paths:
-        held.append(np.load(path))
-        count += len(held[-1])
-        if count > 2 * chosen + PAIRS_HELD:
-            held = [worth_it(np.concatenate(held), threshold)]
-            count = chosen = len(held[0])
-    return unpacked(worth_it(np.concatenate(held), threshold))
+def _of_parts(paths: Sequence[Path], rows: int, threshold: float) -> np.ndarray:
+    """The pairs to compare of those of all parts, ``PAIR`` records. Those of some rows are held at once."""
+    begins = [np.load(path, mmap_mode="r").offset for path in paths]
+    lengths = [(path.stat().st_size - begin) // 8 for path, begin in zip(paths, begins, strict=True)]
+    ranges = max(1, -(-sum(lengths) // PAIRS_AT_ONCE))
+    limits = np.arange(1, ranges, dtype=np.uint64) * np.uint64(rows) // np.uint64(ranges)
+    limits = packed(limits, np.zeros_like(limits), np.full_like(limits, VALUES))
+    cuts = [np.searchsorted(np.load(path, mmap_mode="r"), limits) for path in paths]
+    edges = [[0, *cut.tolist(), length] for cut, length in zip(cuts, lengths, strict=True)]
+    chosen = []
+    for number in range(ranges):
+        some = [
+            np.fromfile(path, np.uint64, edge[number + 1] - edge[number], offset=begin + 8 * edge[number])
+            for path, begin, edge in zip(paths, begins, edges, strict=True)
+        ]
+        chosen.append(unpacked(worth_it(np.concatenate(some), threshold)))
+    return np.concatenate(chosen)
 
 
 def sketch(evidence: Evidence, scopes: Sequence[np.ndarray], shape: tuple[int, int], path: Path) -> None:
@@ -157,8 +167,7 @@ def sketch(evidence: Evidence, scopes: Sequence[np.ndarray], shape: tuple[int, i
         empty[own] = ~sizes.any(1)
     save_array(_beside(path), marks)
     together = np.concatenate([entries[~empty].ravel(), entries[empty, 0]]) if empty.any() else entries.ravel()
-    together.sort()
-    save_array(path, together)
+    save_array(path, ascending(together))
 
 
 def _beside(keyed: Path) -> Path:

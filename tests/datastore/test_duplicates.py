@@ -1,6 +1,7 @@
 """Which rows the rules of duplicates drop, against similarities that are computed here from sets of words."""
 
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -114,7 +115,7 @@ def test_the_bands_find_pairs_at_the_threshold() -> None:
         assert 1 - (1 - threshold**width) ** number >= 0.95
 
 
-def test_what_is_worth_a_comparison_is_the_same_in_parts() -> None:
+def test_what_is_worth_a_comparison_is_the_same_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random, better_rows = np.random.default_rng(0), defaultdict(set)
     row, better = random.integers(0, 200, 8000) * 2**20, random.integers(0, 2**candidates.BITS, 8000)
     equal = random.integers(90, 112, 8000)
@@ -127,13 +128,29 @@ def test_what_is_worth_a_comparison_is_the_same_in_parts() -> None:
         likely = [other for other in others if VALUES - other[0] >= VALUES * THRESHOLD]
         wanted = {*sorted(others)[: candidates.COMPARED], min(likely, key=lambda other: other[1])}
         expected |= {(own, other) for _, other in wanted}
-    whole = candidates.worth_it(pairs.copy(), THRESHOLD)
+    whole = candidates.worth_it(pairs, THRESHOLD)
     records = candidates.unpacked(whole)
     assert set(records.tolist()) == expected
     assert len(whole) == len(expected)
     assert (np.diff(records["row"].astype(np.int64)) >= 0).all()
-    half = candidates.worth_it(pairs[:5000].copy(), THRESHOLD)
+    half = candidates.worth_it(pairs[:5000], THRESHOLD)
     assert (candidates.worth_it(np.concatenate([pairs[5000:], half]), THRESHOLD) == whole).all()
+    parts = [np.sort(pairs[start::3]) for start in range(3)] + [pairs[:0]]
+    for number, part in enumerate(parts):
+        np.save(tmp_path / f"{number}.npy", part)
+    paths = [tmp_path / f"{number}.npy" for number in range(len(parts))]
+    for at_once in (500, 2**20):
+        monkeypatch.setattr(duplicates, "PAIRS_AT_ONCE", at_once)
+        assert (duplicates._of_parts(paths, 200 * 2**20, THRESHOLD) == records).all()
+
+
+def test_numbers_are_sorted_alike_with_and_without_polars(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = np.random.default_rng(0).integers(0, 2**64, 5000, np.uint64)
+    numbers[::7] = numbers[0]
+    by_polars = candidates.ascending(numbers)
+    monkeypatch.delitem(sys.modules, "polars")
+    assert (candidates.ascending(numbers) == by_polars).all()
+    assert (by_polars == np.sort(numbers)).all()
 
 
 def test_more_rows_than_pairs_can_number_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ class _Strict(BaseModel):
 
 
 class ShardEngine(_Strict):
-    """What runs the shards of a stage that reads many rows. The rows that it gives are the same with each."""
+    """What runs the shards of a stage that reads or makes many rows. The rows that it gives are the same with each."""
 
     type: Literal["here", "processes", "ray", "slurm", "prefect"] | None = Field(
         None,

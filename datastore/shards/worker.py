@@ -18,7 +18,7 @@ from agentrl.datastore.shards.shard import Ending, finished
 from agentrl.datastore.spared import spare_pandas
 from agentrl.schemas.installation import code_digest, leave_checkout
 
-CODE = ("datastore", "schemas", "rewards", "engines")
+CODE = ("chat", "datastore", "engines", "environments", "models", "pipelines", "rewards", "rollouts", "schemas")
 """Packages whose code shards run."""
 SHARD, BEGAN, OUTCOME = ".shard", ".began", ".outcome"
 """What files of a shard end with, in a folder that a scheduler's jobs share with the run."""

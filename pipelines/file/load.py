@@ -175,7 +175,7 @@ def resolve(
             if runs_here and execution.pool is None:  # a work pool has packages of its own
                 _packages(loader, draft, execution, config)
             given = draft.spec.execution.model_fields_set
-            for key, message in (*wrong(execution, given, config), *undivided(stage.name, given)):
+            for key, message in (*wrong(execution, given, config), *undivided(stage.name, given, config)):
                 loader.problem((*draft.key, "execution"), message, key)
             nodes[name] = Node(name, stage, config, inputs, seed, execution)
     for node in nodes.values():

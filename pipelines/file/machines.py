@@ -81,16 +81,25 @@ DIVIDED = (
     "trajectories.curate",
     "trajectories.cut",
     "trajectories.import",
+    "trajectories.sample",
     "trajectories.score",
     "trajectories.select",
 )
 """Stages whose work is divided into shards."""
 
 
-def undivided(stage: str, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+def undivided(stage: str, given: Collection[str], config: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     """(key, message) if a stage itself, and not the whole pipeline, names what runs its shards, and has none."""
-    if "engine" in given and stage not in DIVIDED:
+    if "engine" not in given:
+        return
+    if stage not in DIVIDED:
         yield ("engine",), f"stage {stage} has no shards; leave engine out. Stages that have: {', '.join(DIVIDED)}"
+    elif stage == "trajectories.sample" and config.engine.elsewhere:
+        yield (
+            ("engine",),
+            f"with.engine {config.engine.type} takes all rollouts by itself, on its own GPUs or servers; leave "
+            "execution.engine out, or let workers sample by with.engine: {type: transformers}",
+        )
 
 
 def unsplittable(execution: Execution, config: Any, model: Any) -> Iterator[str]:

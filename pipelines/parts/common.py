@@ -126,11 +126,16 @@ def policy_to_train(model: Model, optimizer: "OptimizerConfig") -> "Policy":
 def policy_of(model: Model | None, engine: EngineConfig) -> "Policy | None":
     """The policy of an upstream stage that ``engine`` samples from; None if the engine is an endpoint, which has a
     model of its own. Raises ValueError if one of both is too much or too little."""
+    check_model(model, engine)
+    return load_policy(model, engine) if model is not None else None
+
+
+def check_model(model: Model | None, engine: EngineConfig) -> None:
+    """Raise ValueError if an engine needs the model of an upstream stage and there is none, or the other way round."""
     if engine.exact and model is None:
         raise ValueError(f"engine {engine.type} samples from a model; wire inputs.model")
     if not engine.exact and model is not None:
         raise ValueError(f"engine {engine.type} samples from its own model; leave inputs.model out")
-    return load_policy(model, engine) if model is not None else None
 
 
 def outside(path: str) -> str | Path:
@@ -200,10 +205,7 @@ def rollout_runner(
     from agentrl.rollouts.runner import RolloutRunner
 
     places = {name: environment(context, name) for name in sorted({task.env for task in tasks})}
-    for secret in secrets_of(
-        [engine, *rewards, *(getattr(environment, "config", None) for environment in places.values())]
-    ):
-        reveal(secret)  # from now on, what is printed shows *** instead
+    reveal_secrets([engine, *rewards], places)
     record_dialect(context, policy)
     if policy:
         context.keep_tokenizer(policy)
@@ -214,6 +216,12 @@ def rollout_runner(
         RolloutRunner(policy, built, places, sampling, rewards, limits, tell, explore, teacher, failed, team) as runner,
     ):
         yield runner
+
+
+def reveal_secrets(configs: "Sequence[object]", environments: "Mapping[str, Environment]") -> None:
+    """From now on, what is printed shows *** in place of what these hold as secrets."""
+    for secret in secrets_of([*configs, *(getattr(each, "config", None) for each in environments.values())]):
+        reveal(secret)
 
 
 def secrets_of(configs: "Sequence[object]") -> list[str]:

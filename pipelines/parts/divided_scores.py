@@ -78,41 +78,46 @@ def kept_tasks(path: Path) -> dict[TaskKey, Task]:
 
 
 def with_shared_limits(rewards: Sequence[Reward], engine: ShardEngine) -> list[Reward]:
-    """Rewards as each worker of an engine has them. Of an endpoint's requests at once and per minute each worker has
-    its share, rounded down, so that all together keep the limit. Raises StoreError for a limit that cannot be shared,
-    or if the number of workers is not known."""
-    if engine.type in (None, "here"):
-        return list(rewards)
-    workers = workers_of(engine) if engine.type == "processes" else engine.workers
+    """Rewards as each worker of an engine has them: what they ask, by :func:`with_shared_limit`."""
+
     return [
-        reward.model_copy(update={"engines": [_shared(reward, each, engine.type, workers) for each in reward.engines]})
+        reward.model_copy(
+            update={
+                "engines": [
+                    with_shared_limit(f"reward {reward.component}, engine", each, engine) for each in reward.engines
+                ]
+            }
+        )
         if isinstance(reward, Asking)
         else reward
         for reward in rewards
     ]
 
 
-def _shared(reward: Reward, endpoint: EngineConfig, engine: str | None, workers: int | None) -> EngineConfig:
-    if not isinstance(endpoint, OpenAIConfig):
-        return endpoint
-    where = f"reward {reward.component}, engine {endpoint.model}"
-    if endpoint.max_cost is not None:
+def with_shared_limit(where: str, asked: EngineConfig, engine: ShardEngine) -> EngineConfig:
+    """What is ``asked`` as each worker of an engine has it. Of an endpoint's requests at once and per minute each
+    worker has its share, rounded down, so that all together keep the limit. Raises StoreError for a limit that cannot
+    be shared, or if the number of workers is not known; ``where`` it is begins the message."""
+    if engine.type in (None, "here") or not isinstance(asked, OpenAIConfig):
+        return asked
+    where, workers = f"{where} {asked.model}", workers_of(engine) if engine.type == "processes" else engine.workers
+    if asked.max_cost is not None:
         raise StoreError(
-            f"{where}: max_cost: {endpoint.max_cost:g} cannot be kept by workers, which do not know what others spend; "
+            f"{where}: max_cost: {asked.max_cost:g} cannot be kept by workers, which do not know what others spend; "
             "leave execution.engine out, or max_cost"
         )
     if workers is None:
         raise StoreError(
-            f"{where}: its limit of {endpoint.concurrency} requests at once is shared by all workers, and their number "
-            f"is not known with {engine}; set execution.engine.workers"
+            f"{where}: its limit of {asked.concurrency} requests at once is shared by all workers, and their number "
+            f"is not known with {engine.type}; set execution.engine.workers"
         )
     shares = {}
     for name in ("concurrency", "requests_per_minute"):
-        limit = getattr(endpoint, name)
+        limit = getattr(asked, name)
         if limit is not None and limit < workers:
             raise StoreError(
                 f"{where}: {name}: {limit} cannot be shared by {workers} workers; set execution.engine.workers to "
                 f"{limit} or less"
             )
         shares[name] = limit and limit // workers
-    return endpoint.model_copy(update=shares)
+    return asked.model_copy(update=shares)

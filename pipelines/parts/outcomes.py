@@ -3,7 +3,8 @@
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Union
 
 import pyarrow as pa
 
@@ -37,7 +38,22 @@ FAILURES = {
 """What is no doing of the policy, by its name among the counts of a runner."""
 
 
-def record_failures(context: Context, *runners: "RolloutRunner") -> None:
+@dataclass
+class EpisodeCounts:
+    """What went wrong in episodes: ``counts``, ``tries`` and ``first`` of
+    :class:`agentrl.rollouts.runner.RolloutRunner`, of several of them."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    tries: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
+
+    def add(self, other: "EpisodeCounts") -> None:
+        self.counts.update(other.counts)
+        self.tries.update(other.tries)
+        self.first = {**other.first, **self.first}
+
+
+def record_failures(context: Context, *runners: Union["RolloutRunner", EpisodeCounts]) -> None:
     """Put what went wrong in episodes into the metrics, and warn of what is no doing of the policy."""
     for runner in runners:
         failed = any(runner.counts[name] for name in ("retried", "env_errors", "infra_errors"))

@@ -1,9 +1,7 @@
 """Stages that make trajectories, or choose among them."""
 
-import asyncio
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from operator import itemgetter
 from random import Random
@@ -15,10 +13,9 @@ from pydantic import Field, model_validator
 from agentrl.datastore.search.experience import estimate_tokens
 from agentrl.engines import EngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
-from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, NoteTable, Scores, Tasks, Trajectories
-from agentrl.pipelines.parts.budget import CompressingSampling, check_room
-from agentrl.pipelines.parts.common import REWARDS, count, environment, policy_of, refuse_measured, rollout_runner
+from agentrl.pipelines.parts.budget import CompressingSampling
+from agentrl.pipelines.parts.common import REWARDS, count, environment, policy_of, refuse_measured
 from agentrl.pipelines.parts.in_context import InContext, Showing
 from agentrl.pipelines.parts.outcomes import (
     FEW,
@@ -29,6 +26,7 @@ from agentrl.pipelines.parts.outcomes import (
     warn_of_ends,
 )
 from agentrl.pipelines.parts.retries import Tried, retried, to_retry, tried
+from agentrl.pipelines.parts.sampled_shards import RolloutSetup, divides, policy_to_divide, sample_divided, sample_here
 from agentrl.pipelines.parts.scores import ByScorer, under
 from agentrl.pipelines.parts.shards import Shards
 from agentrl.pipelines.stage import Context, StageConfig, stage
@@ -37,14 +35,12 @@ from agentrl.rollouts.demonstrations import Demonstrations
 from agentrl.rollouts.exploring import Explore
 from agentrl.rollouts.limits import Limits, Retry
 from agentrl.rollouts.negatives import REFUSAL, calls_tools, with_unneeded_tools, without_tools
-from agentrl.rollouts.progress import EpisodeReport
 from agentrl.rollouts.rationalize import HINT
-from agentrl.rollouts.segments import by_attempt
 from agentrl.schemas.annotations import ADDED
 from agentrl.schemas.trajectory import NOT_TRAINED, Trajectory
 
 if TYPE_CHECKING:
-    from agentrl.rollouts.runner import Attempt, RolloutRunner
+    from agentrl.rollouts.runner import Attempt
     from agentrl.schemas.task import Task
 
 
@@ -166,24 +162,29 @@ def sample(
     rows, before = _wanted(context, config, tasks, trajectories)
     if config.retries and not rows:
         return context.select()
-    policy = policy_of(model, config.engine)
+    divided = divides(context.engine, config.engine)
+    policy = (policy_to_divide if divided else policy_of)(model, config.engine)
     sampling = config.sampling.of(policy)
     showing = Showing(config.context, notes, policy.codec.count if policy else estimate_tokens, experience)
-    finish = _finishing(showing, before)
-    with rollout_runner(
-        context, policy, rows, sampling, config.engine, config.limits, config.rewards, explore=config.explore
-    ) as runner:
-        check_room(policy, runner, rows, lambda task: showing.of(task).template)
-        shards = Shards(context)
-        rounds = _rounds(context, config, rows, runner.engine.reproducible, shards, showing)
-        episodes = sum(len(attempts) for missing in rounds for attempts in missing.values())
-        runner.report = EpisodeReport(episodes, runner.on_progress)
-        for round_ in rounds:
-            runner.wait(_sample(context, runner, round_, shards, finish))
+    finish, shards = _finishing(showing, before), Shards(context)
+    missing = _missing(context, config, rows, shards, showing)
+
+    def keep(shard: int, made: Sequence[Trajectory]) -> None:
+        shards.append([finish(row, missing[shard][row.episode_id].task) for row in made], shard)
+
+    copied = (model.path, model.name) if model else None
+    setup = RolloutSetup(copied, config.engine, sampling, config.limits, tuple(config.rewards), config.explore)
+    make = sample_divided if divided else sample_here
+    record_failures(context, make(context, setup, policy, missing, keep))
     count(context, showing.counts)
     shards.finish(len(range(0, len(rows), config.shard_tasks)))
-    record_failures(context, runner)
     chosen = context.select()
+    _report(context, config, chosen, len(rows))
+    return chosen
+
+
+def _report(context: Context, config: SampleConfig, chosen: Trajectories, tasks: int) -> None:
+    """Metrics of the rollouts, and warnings of how they ended."""
     made = chosen.table(["task_id", "success", "termination", "segment"])
     outcome = made.filter(pc.equal(made["segment"], 0))
     if config.sampling.compress:
@@ -197,9 +198,8 @@ def sample(
         rows=outcome.num_rows,
         success=sum(filter(None, outcome["success"].to_pylist())) / max(1, outcome.num_rows - unscored),
         solved_tasks=len(solved),
-        tasks=len(rows),
+        tasks=tasks,
     )
-    return chosen
 
 
 def _wanted(
@@ -232,16 +232,10 @@ def _finishing(showing: Showing, before: "Mapping[str, Tried]") -> "Callable[[Tr
     return finish
 
 
-def _rounds(
-    context: Context,
-    config: SampleConfig,
-    tasks: "Sequence[Task]",
-    one_by_one: bool,
-    shards: Shards,
-    showing: Showing,
-) -> "list[dict[int, dict[str, Attempt]]]":
-    """The attempts of each shard that the buffer lacks, by their ids. An engine that is reproducible begins each shard
-    from nothing (``one_by_one``), so that a resumed run makes the same rows."""
+def _missing(
+    context: Context, config: SampleConfig, tasks: "Sequence[Task]", shards: Shards, showing: Showing
+) -> "dict[int, dict[str, Attempt]]":
+    """The attempts of each shard that the buffer lacks, by their ids."""
     from agentrl.rollouts.runner import tickets
 
     missing = {}
@@ -253,32 +247,7 @@ def _rounds(
             missing[shard] = {
                 name: replace(attempt, hint=showing(attempt.task).template) for name, attempt in attempts.items()
             }
-    return [{shard: missing[shard]} for shard in missing] if one_by_one else [missing]
-
-
-async def _sample(
-    context: Context,
-    runner: "RolloutRunner",
-    missing: "dict[int, dict[str, Attempt]]",
-    shards: Shards,
-    finish: "Callable[[Trajectory, Task], Trajectory]",
-) -> None:
-    """Sample shards at once, and append each when it is whole."""
-    attempts = {name: attempt for attempts_of_shard in missing.values() for name, attempt in attempts_of_shard.items()}
-    if not attempts:
-        return
-    shard_of = {name: shard for shard, attempts_of_shard in missing.items() for name in attempts_of_shard}
-    made: dict[int, dict[str, list[Trajectory]]] = {shard: {} for shard in missing}
-    seed = stream(context.seed, "sample", min(missing))
-    async with aclosing(runner.groups(list(attempts.values()), seed, list(attempts))) as groups:
-        async for group in groups:
-            shard = shard_of[group[0].episode_id]
-            for rows in by_attempt(group):
-                name = rows[0].episode_id
-                made[shard][name] = [finish(row, attempts[name].task) for row in rows]
-            if len(made[shard]) == len(missing[shard]):
-                whole = made.pop(shard)
-                await asyncio.to_thread(shards.append, [row for name in missing[shard] for row in whole[name]], shard)
+    return missing
 
 
 FEW_KEPT = 0.15

@@ -12,12 +12,14 @@ sketches have the same shares; they go through bands, buckets and estimates, eac
 two nodes of Ray.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -166,26 +168,43 @@ def end_to_end() -> None:
 
 
 def peaks(store: str) -> None:
-    """Report the peak memory of a process that curates a store with two workers, and that of the larger worker."""
+    """Report the peak memory of a process that curates a store with two workers, and that of the larger worker: memory
+    of their own, without the pages of files that they map, which the system may take back."""
     command = [sys.executable, __file__, "curate", store]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    driver, worker = map(float, done.stdout.split())
+    driver, worker, mapped = map(float, done.stdout.split())
     report("peak of the driver, with two processes", driver, 1_500, "MB", digits=0)
     report("peak of a worker", worker, 600, "MB", digits=0)
+    print(f"  with mapped files {mapped:,.0f} MB")
 
 
 def curate_alone(store: str) -> None:
-    """Print the peak of this process and of its larger worker, in MB, after a curation by two workers."""
+    """Print the peak of this process, that of its larger worker, and that with mapped files, in MB, of a curation by
+    two workers."""
     engine = ShardEngine(type="processes", workers=2)
+    own, at_work = {"self": 0.0, "worker": 0.0}, threading.Event()
+
+    def look() -> None:
+        while not at_work.wait(0.02):
+            own["self"] = max(own["self"], of_status("self", "RssAnon"))
+            for child in psutil.Process().children():
+                with contextlib.suppress(OSError):
+                    own["worker"] = max(own["worker"], of_status(str(child.pid), "RssAnon"))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
     with tempfile.TemporaryDirectory() as work, running(engine, Path(work), ignored) as run:
         curate(TrajectoryBuffer(store), NEAR, divide=Divide(run, None, Path(work)))
-        print(peak_of("self"), max(peak_of(str(child.pid)) for child in psutil.Process().children()))
+        mapped = max(of_status(str(child.pid), "VmHWM") for child in psutil.Process().children())
+    at_work.set()
+    watcher.join()
+    print(own["self"], own["worker"], mapped)
 
 
-def peak_of(process: str) -> float:
-    """MB. What getrusage() says has the peak of the process that started this one in it."""
+def of_status(process: str, name: str) -> float:
+    """What the system says of a process, in MB; of its peak, getrusage() has that of the process that started it."""
     status = Path("/proc", process, "status").read_text()
-    return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+    return next((int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith(name)), 0.0)
 
 
 def pieces(rows: int, kept: Path) -> Iterator[Piece]:
@@ -228,7 +247,7 @@ def reduce(rows: int) -> None:
     """Print CPU seconds, the peak in MB, and pairs for each row."""
     with tempfile.TemporaryDirectory() as name:
         pairs, took = pairs_of(rows, Path(name), in_this_process)
-    print(took, peak_of("self"), pairs / rows)
+    print(took, of_status("self", "VmHWM"), pairs / rows)
 
 
 def on_ray() -> None:

@@ -98,6 +98,8 @@ class TestMcp:
         children = psutil.Process().children(recursive=True)
         assert not [child for child in children if settings["args"][0] in child.cmdline()]
 
+    @pytest.mark.slow
+    @pytest.mark.ci
     def test_the_state_of_the_server_is_verified(self, settings: dict[str, Any]) -> None:
         environment = self.environment({**settings, "state_tool": "state", "env": {"GREETING": "hi"}})
         task = self.task({"notes": {"a": "hello"}, "greeting": "hi"})
@@ -119,6 +121,8 @@ class TestMcp:
         with pytest.raises(EngineError, match=r"(?s)no episode could be sampled.*the MCP server does not answer"):
             play(self.environment(settings), self.task("x"), {"crash": {}}, "x")
 
+    @pytest.mark.slow
+    @pytest.mark.ci
     def test_a_server_over_http(self, settings: dict[str, Any]) -> None:
         """One server for all episodes, so they share its state, and it goes on when they end."""
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -148,6 +152,8 @@ class TestMcp:
         [row] = play(self.environment({"url": f"http://127.0.0.1:{port}/mcp", "start_s": 5}), self.task("x"), "x")
         assert row.termination is Termination.ENV_ERROR
 
+    @pytest.mark.slow
+    @pytest.mark.ci
     def test_what_is_wrong_is_said(self, settings: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match="set exactly one of command"):
             self.environment({})

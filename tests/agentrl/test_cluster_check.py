@@ -123,6 +123,8 @@ def check_cluster(folder: Path, env: str) -> tuple[int, dict[str, dict[str, Any]
     return done.returncode, {finding["check"]: finding for finding in machines["findings"]}
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_an_interface_that_no_machine_has_is_found_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,8 @@ def test_what_a_policy_does_to_its_sandbox_stays_there(
     assert row.termination is (Termination.ENV_ERROR if reward is None else Termination.ANSWERED)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_failures_of_the_program_are_told_apart_from_those_of_the_policy(policy: Policy) -> None:
     tasks = [task(f"{word}: x") for word in ("silent", "crash", "hang")]
     rows = played(policy, harness(timeout=3.0), tasks)
@@ -143,6 +145,8 @@ def test_failures_of_the_program_are_told_apart_from_those_of_the_policy(policy:
     assert "setup ended with code 7: wrong" in row.tags[0]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_limits_of_an_episode_are_no_failures(policy: Policy) -> None:
     always = lambda _: "run: echo hi > out.txt"  # noqa: E731
     [row] = played(policy, harness(turns=3), [task("work: x")], always)["work"]
@@ -155,6 +159,8 @@ def test_limits_of_an_episode_are_no_failures(policy: Policy) -> None:
     assert time.monotonic() - started < 15
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_an_engine_that_fails_is_infrastructure(policy: Policy) -> None:
     once = {"retry": {"attempts": 1}}
     tasks = [task("work: x"), task("work: y")]

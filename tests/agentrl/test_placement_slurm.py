@@ -25,6 +25,8 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return fake_slurm(tmp_path / "bin", monkeypatch)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_each_process_is_a_task_with_gpus_of_its_own(
     tmp_path: Path, srun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

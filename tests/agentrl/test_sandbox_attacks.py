@@ -101,6 +101,8 @@ def test_a_file_has_a_largest_size(mark: str) -> None:
     assert b"File too large" in ran.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_an_endless_loop_ends_with_its_cpu_time_and_a_sleeper_with_its_wall_time(mark: str) -> None:
     assert python("while True: pass", mark).stopped == "cpu_time"
     ignoring = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"

@@ -148,6 +148,8 @@ sys.exit(reason)
 """
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_without_locks_orders_work_and_a_stage_that_is_killed_is_missed(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     start = [sys.executable, "-c"]

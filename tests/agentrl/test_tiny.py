@@ -61,6 +61,8 @@ def test_a_number_is_as_many_tokens_as_the_size_says() -> None:
     assert tokenizer.decode(tokenizer.encode("1206 of 9", add_special_tokens=False)) == "1206 of 9"
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_fresh_policy_learns_to_copy_names_within_eighty_steps(runs: list[Trajectory], seed: int) -> None:
     policy = tiny_policy([row.messages for row in runs], seed)

@@ -22,6 +22,8 @@ def test_tensorboard_holds_the_curve(tmp_path: Path) -> None:
     assert [point.value for point in result] == pytest.approx([m["loss"] for m in CURVE])
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_mlflow_holds_the_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)

@@ -77,6 +77,8 @@ def test_processes_that_append_at_once_lose_and_double_nothing(store: str, proce
     assert TrajectoryBuffer(store).scan().select(pl.len()).collect().item() == (2 * processes + 2) * 10
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_full_disk_in_mid_append(tmp_path: Path) -> None:
     buffer = TrajectoryBuffer(tmp_path)
     buffer.append([build(20_000)], stage="s", fingerprint="a")

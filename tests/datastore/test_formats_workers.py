@@ -161,6 +161,8 @@ LINES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @settings(
     max_examples=15,
     deadline=None,

@@ -163,6 +163,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mine"
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_project_that_was_made_passes_its_own_tests(made: Path) -> None:
     assert {".gitignore", ".github", "environments", "pipeline.yaml", "tests"} == {path.name for path in made.iterdir()}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]

@@ -208,6 +208,8 @@ def test_prefect_runs_only_where_something_needs_it(project: Project) -> None:
     assert "without Prefect (--no-prefect)" in without.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_that_waits_for_another_says_for_whom(project: Project) -> None:
     project.write(PIPELINE)
     slow = start("--set", "stages.c.with.sleep=60")
@@ -302,6 +304,8 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(project: Project) -> None:
     assert sorted(path.name for path in (project.folder / "store" / "artifacts").iterdir()) == ["a", "b"]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_forced_run_that_ended_early_goes_on_with_the_forced_stages_that_are_left(project: Project) -> None:
     run(project)
     failing = PIPELINE.replace("sleep: 0", "error: no luck")

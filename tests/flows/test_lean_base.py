@@ -57,6 +57,8 @@ def agentrl(env: dict[str, str], *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_pipeline_and_the_buffer_work(project: Project, env: dict[str, str]) -> None:
     project.write(PIPELINE)
     code, output = agentrl(env, "run", "pipeline.yaml")
@@ -84,6 +86,8 @@ def test_what_needs_an_extra_says_which_before_anything_runs(project: Project, e
     assert not (project.folder / "store").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_every_module_of_learning_and_data_is_imported(env: dict[str, str]) -> None:
     command = [sys.executable, "-c", IMPORT_ALL]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)

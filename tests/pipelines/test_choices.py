@@ -215,6 +215,8 @@ EDITED = {
 """Functions, and the stages that an edit of each concerns."""
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_what_a_config_does_not_choose_is_not_followed(ours: Path, tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(textwrap.dedent(PIPELINE.replace("ENV", "lookup")))

@@ -94,6 +94,8 @@ def test_a_shorter_run_is_the_beginning_of_an_earlier_one(store: Store) -> None:
     assert sorted(path.stem for path in store.open(made, "checkpoints").path.glob("*.pt")) == ["000002"]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_schedule_that_depends_on_the_number_of_iterations_starts_anew(store: Store) -> None:
     store.run(["iterations=1", "optimizer.schedule=linear"])
     made = store.run(["iterations=2", "optimizer.schedule=linear"])

@@ -45,6 +45,8 @@ def publish(
     catalog.publish(manifest, folder)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_200_rounds_that_share_their_inputs_are_shown_in_seconds(tmp_path: Path) -> None:
     """Every round reads both stages of the round before: paths double with each, artifacts do not."""
     rounds = 200

@@ -33,6 +33,8 @@ def pass_in(folder: Path, *names: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_tests_of_the_examples_pass_where_a_user_would_run_them(tmp_path: Path) -> None:
     for name in OWN:
         shutil.copytree(EXAMPLES / name, tmp_path / name)
@@ -55,6 +57,8 @@ def test_what_the_docs_show_is_what_is_there(name: str) -> None:
         assert file.read_text().strip() in text, f"docs/how-to/extending.md shows another {file.relative_to(EXAMPLES)}"
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_an_algorithm_and_an_advantage_of_ones_own(folder: Path) -> None:
     path = example("own_algorithm", folder)
     small = ("stages.warm.with.steps=4", "stages.tasks.with.train=8", "stages.soft.with.iterations=2")

@@ -314,6 +314,8 @@ def test_kill_9_of_the_run_ends_a_stage_that_holds_the_interpreter_lock(project:
     assert not [pid for pid in below if _lives(pid)]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_two_runs_at_once_compute_each_stage_once(project: Project) -> None:
     project.write(PIPELINE % ("", 1.5))
     both = [start(project), start(project)]

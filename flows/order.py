@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from agentrl.flows.session import RunSession, Stopped
+from agentrl.pipelines.file.machines import gpus_here
 from agentrl.pipelines.plan.plan import PlannedStage
 from agentrl.pipelines.run.worker import StageError
 
@@ -67,6 +68,8 @@ def run_here(session: RunSession, jobs: int) -> None:
         futures: list[Future[None]] = []
 
         def start(step: PlannedStage, _: list[Future[None]]) -> Future[None]:
+            if not gpus_here(step.node.execution, step.node.config):
+                session.begin(step.name)
             futures.append(pool.submit(run_one, step.name))
             return futures[-1]
 

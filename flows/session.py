@@ -177,7 +177,8 @@ class RunSession:
     # stages
 
     def begin(self, name: str) -> None:
-        """Start a stage before the engine, which takes seconds to start."""
+        """Start a stage that needs no GPU: before the engine, which takes seconds to start; or in the order of the
+        plan, so that the first of several gets the process that has imported most."""
         execution = self.plan.steps[name].node.execution
         self._started(name)
         self.workers.begin(self.job(name), self.log(name), execution.env)

@@ -342,6 +342,7 @@ def _seed(ingredients: Ingredients) -> None:
         import torch
 
         torch.manual_seed(ingredients.seed)
+        torch.get_num_threads()  # this thread now has a number of its own, which engines in other threads do not change
 
 
 def _environment(config: BaseModel) -> dict[str, str]:

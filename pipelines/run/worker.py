@@ -63,13 +63,14 @@ class StageError(RuntimeError):
 @dataclass
 class _Process:
     """A worker. ``popen`` is its guard; ``prepared`` says that it imports what stages with models need, and waits for
-    the first of them."""
+    the first of them; ``imported``, that it has imported it or will have."""
 
     popen: subprocess.Popen[bytes]
     connection: Connection
     alive: int
     env: dict[str, str]
     prepared: bool = False
+    imported: bool = False
 
     def close(self, reader: threading.Thread | None) -> None:
         """End it with all it started; the pipes close when nobody reads them any more."""
@@ -144,10 +145,11 @@ class Workers:
             usable = [worker for worker in self._idle if worker.env == env and worker.popen.poll() is None]
             fitting = [worker for worker in usable if job.has_model or not worker.prepared]
             if fitting:
-                self._idle.remove(process := max(fitting, key=lambda worker: worker.prepared))
+                self._idle.remove(process := max(fitting, key=lambda worker: worker.imported == job.has_model))
             else:
                 process = _start(env, log)
             process.prepared = False
+            process.imported |= job.has_model
             running = self._busy[job.stage] = _Running(process)
         with contextlib.suppress(BrokenPipeError):  # it died, and run() reports that
             process.connection.send_bytes(pickle.dumps((str(log), job.folders, pickle.dumps(job))))
@@ -157,7 +159,7 @@ class Workers:
     def prepare(self, log: Path, env: Mapping[str, str] | None = None) -> None:
         """Start a process for the first stage with a model, which imports what such stages need while others run."""
         process = _start(dict(env or {}), log)
-        process.prepared = True
+        process.prepared = process.imported = True
         with contextlib.suppress(BrokenPipeError):  # it died, and begin() passes it over
             process.connection.send_bytes(pickle.dumps((str(log), (), None)))
         with self._lock:

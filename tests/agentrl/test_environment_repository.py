@@ -274,8 +274,6 @@ def test_nobody_is_paid_for_less_than_a_solution(lean: Repository, task: Task, c
     assert score.state["forged"] == (cheat in FORGED)
 
 
-@pytest.mark.slow
-@pytest.mark.ci
 def test_right_results_that_are_literals_cannot_be_read(clones: Path, task: Task) -> None:
     """They are not in the sandbox: a policy's code that reads them out of the test that calls it finds none."""
     literal = json.loads(task.metadata) | {"fail_to_pass": [FAIL[2]], "pass_to_pass": [PASS[0], PASS[3]]}
@@ -299,8 +297,6 @@ def test_comparisons_are_told_and_literals_are_left_out() -> None:
     assert withheld("no python (", {("test_few",)}) == ("no python (", {})
 
 
-@pytest.mark.slow
-@pytest.mark.ci
 def test_what_cannot_be_compared_outside_is_compared_inside(tmp_path: Path) -> None:
     """Values that are no plain data, and those that only approximately agree, stay with the test."""
     tests = """import pytest
@@ -387,8 +383,6 @@ def test_what_is_no_test_file_stays_as_it_is() -> None:
     assert result == set()
 
 
-@pytest.mark.slow
-@pytest.mark.ci
 def test_a_stored_episode_is_made_again_with_its_files(clones: Path, task: Task) -> None:
     """What pytest prints does not say how long it took, so a replay is answered as the row was."""
     position, row = environment(clones), demonstrate(environment(clones), task, 0.0, 0, "r")

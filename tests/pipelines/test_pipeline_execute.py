@@ -172,6 +172,9 @@ def test_a_prepared_worker_waits_for_a_stage_with_a_model(project: Project) -> N
         assert Path("worker").read_text() == f"{prepared} True"
         workers.run(replace(light, forced=True), project.folder / "log")
         assert len(workers._idle) == 2
+        assert Path("worker").read_text().split()[0] != str(prepared), "who has imported much is left to who needs it"
+        workers.run(replace(light, forced=True, has_model=True), project.folder / "log")
+        assert Path("worker").read_text() == f"{prepared} True"
     finally:
         workers.close()
 

@@ -7,7 +7,8 @@ import pyarrow as pa
 
 def spare_pandas() -> None:
     """Make the first array of this process as if pandas were not installed. Arrow imports it otherwise, in a third of a
-    second, to tell its arrays from lists. It looks for pandas again if something needs it."""
+    second, to tell its arrays from lists. Later, `pa.array` takes a Series of pandas for a list: NaN in it is no null.
+    So this is not for processes in which code of users runs."""
     if "pandas" in sys.modules:
         return
     sys.meta_path.insert(0, _NoPandas)

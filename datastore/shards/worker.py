@@ -40,9 +40,11 @@ def tried(shard: bytes, driver: str) -> Ending:
     if installed() != driver:
         problem = f"it has agentrl {installed()}, and the run has {driver}; install the same on all workers"
         return Ending(me(), problem)
-    spare_pandas()
     try:
-        pickle.loads(shard)()
+        work = pickle.loads(shard)
+        if work.function.startswith("agentrl.datastore."):  # elsewhere code of users runs, which may need pandas
+            spare_pandas()
+        work()
     except Exception as error:
         traceback.print_exc()
         return Ending(me(), _line(error), again=isinstance(error, OSError))

@@ -2,7 +2,7 @@
 or `MISSED`.
 
     python benchmarks/scale_data.py                 20,000 rows with planted duplicates; 100,000 and 1,000,000 sketches
-    ROWS=100000 python benchmarks/scale_data.py     the number of rows; a million take 8 GB and half an hour
+    ROWS=100000 python benchmarks/scale_data.py     the number of rows; a million take most of an hour
     SKETCHES=10000000 ...                           the larger number of synthetic sketches
     CHECK=1 ...                                     exit code 1 if a target is missed
 

@@ -212,7 +212,8 @@ class TransformersEngine:
             self._fail(EngineError(f"the embedded engine failed: {type(error).__name__}: {error}{advice}"), error)
         finally:
             self.model.train(was_training)
-            torch.set_num_threads(threads)
+            if self._one_thread:
+                torch.set_num_threads(threads)
 
     @contextmanager
     def _passes(self) -> Iterator[None]:

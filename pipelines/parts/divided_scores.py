@@ -1,4 +1,4 @@
-"""Scoring that is divided: batches of whole groups, which workers read from the data files, and limits of endpoints."""
+"""Scoring that is divided: batches of whole groups, which workers read from the data files."""
 
 import pickle
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,11 @@ from xxhash import xxh3_128_hexdigest
 from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.curation.pieces import Piece, pieces_of, read
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.shards.engines import workers_of
 from agentrl.datastore.shards.shard import finished
 from agentrl.datastore.storage.delta_paths import FOLDER, data_files
 from agentrl.datastore.storage.object_store import storage_of
-from agentrl.engines.configs import EngineConfig, OpenAIConfig
 from agentrl.pipelines.parts.stored_tasks import TaskKey
-from agentrl.rewards.asking import Asking
-from agentrl.rewards.component import Reward
 from agentrl.schemas.arrow import from_table
-from agentrl.schemas.pipeline import ShardEngine
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
 
@@ -75,49 +70,3 @@ def keep_tasks(known: Mapping[TaskKey, Task], folder: Path) -> Path:
 @lru_cache(maxsize=1)
 def kept_tasks(path: Path) -> dict[TaskKey, Task]:
     return pickle.loads(path.read_bytes())
-
-
-def with_shared_limits(rewards: Sequence[Reward], engine: ShardEngine) -> list[Reward]:
-    """Rewards as each worker of an engine has them: what they ask, by :func:`with_shared_limit`."""
-
-    return [
-        reward.model_copy(
-            update={
-                "engines": [
-                    with_shared_limit(f"reward {reward.component}, engine", each, engine) for each in reward.engines
-                ]
-            }
-        )
-        if isinstance(reward, Asking)
-        else reward
-        for reward in rewards
-    ]
-
-
-def with_shared_limit(where: str, asked: EngineConfig, engine: ShardEngine) -> EngineConfig:
-    """What is ``asked`` as each worker of an engine has it. Of an endpoint's requests at once and per minute each
-    worker has its share, rounded down, so that all together keep the limit. Raises StoreError for a limit that cannot
-    be shared, or if the number of workers is not known; ``where`` it is begins the message."""
-    if engine.type in (None, "here") or not isinstance(asked, OpenAIConfig):
-        return asked
-    where, workers = f"{where} {asked.model}", workers_of(engine) if engine.type == "processes" else engine.workers
-    if asked.max_cost is not None:
-        raise StoreError(
-            f"{where}: max_cost: {asked.max_cost:g} cannot be kept by workers, which do not know what others spend; "
-            "leave execution.engine out, or max_cost"
-        )
-    if workers is None:
-        raise StoreError(
-            f"{where}: its limit of {asked.concurrency} requests at once is shared by all workers, and their number "
-            f"is not known with {engine.type}; set execution.engine.workers"
-        )
-    shares = {}
-    for name in ("concurrency", "requests_per_minute"):
-        limit = getattr(asked, name)
-        if limit is not None and limit < workers:
-            raise StoreError(
-                f"{where}: {name}: {limit} cannot be shared by {workers} workers; set execution.engine.workers to "
-                f"{limit} or less"
-            )
-        shares[name] = limit and limit // workers
-    return asked.model_copy(update=shares)

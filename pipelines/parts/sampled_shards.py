@@ -19,10 +19,10 @@ from agentrl.environments import load_environment
 from agentrl.pipelines.handles import Model
 from agentrl.pipelines.parts.budget import check_room
 from agentrl.pipelines.parts.common import check_model, environment, record_dialect, reveal_secrets, rollout_runner
-from agentrl.pipelines.parts.divided_scores import with_shared_limit, with_shared_limits
 from agentrl.pipelines.parts.dividing import dividing
 from agentrl.pipelines.parts.failed_attempts import FailedAttempts
 from agentrl.pipelines.parts.outcomes import EpisodeCounts
+from agentrl.pipelines.parts.shared_limits import with_shared_limit, with_shared_limits
 from agentrl.pipelines.stage import Context
 from agentrl.rewards.component import Reward
 from agentrl.rollouts.exploring import Explore

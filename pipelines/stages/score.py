@@ -22,9 +22,9 @@ from agentrl.pipelines.parts.divided_scores import (
     kept_tasks,
     pieces_of_batches,
     rows_of,
-    with_shared_limits,
 )
 from agentrl.pipelines.parts.dividing import dividing
+from agentrl.pipelines.parts.shared_limits import with_shared_limits
 from agentrl.pipelines.parts.stored_tasks import KnownTasks, TaskKey, key_of
 from agentrl.pipelines.stage import Context, StageConfig, reveal, stage
 from agentrl.rewards import Components

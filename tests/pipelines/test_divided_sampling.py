@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from architectures import lookup_tasks, qwen
 from faulty_shop import task
+from test_sample_engines import PIPELINE
 
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.shards.shard import ShardError
@@ -15,7 +16,7 @@ from agentrl.pipelines.file.load import load
 from agentrl.pipelines.file.problems import SpecError
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.parts import sampled_shards
-from agentrl.pipelines.parts.divided_scores import with_shared_limit
+from agentrl.pipelines.parts.shared_limits import with_shared_limit
 from agentrl.pipelines.stage import Context
 from agentrl.pipelines.stages import trajectories
 from agentrl.pipelines.stages.trajectories import sample
@@ -154,25 +155,12 @@ def test_a_shard_that_fails_each_time_is_named(sampled: Sampled) -> None:
         sampled({"type": "processes", "workers": 2}, sampling={"max_turn_tokens": 12, "max_tokens": 30})
 
 
-FILE = """
-name: p
-stages:
-  tasks: {{uses: tasks.generate, with: {{env: lookup, train: 4, dev: 0, heldout: 0}}}}
-  expert: {{uses: trajectories.synthesize, inputs: {{tasks: tasks.train}}}}
-  warm: {{uses: train.sft, inputs: {{trajectories: expert}}, with: {{model: {{init: tiny}}}}}}
-  sample:
-    uses: trajectories.sample
-    inputs: {{tasks: tasks.train, model: warm}}
-    with: {{sampling: {{max_turn_tokens: 9}}, engine: {{type: {engine}}}}}
-    execution: {{engine: {{type: processes}}}}
-"""
-
-
 def test_servers_take_all_rollouts_by_themselves(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
-    file.write_text(FILE.format(engine="transformers"))
+    text = PIPELINE + "    execution: {{engine: {{type: processes}}}}\n"
+    file.write_text(text.format(model=", model: warm", engine="{type: transformers}"))
     load(str(file))
-    file.write_text(FILE.format(engine="vllm"))
+    file.write_text(text.format(model=", model: warm", engine="{type: vllm}"))
     with pytest.raises(SpecError, match=r"with.engine vllm takes all rollouts by itself.*leave execution.engine out"):
         load(str(file))
 

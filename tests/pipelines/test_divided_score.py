@@ -12,11 +12,12 @@ from judge_server import judging
 from test_not_trained import acted
 
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.shards import queued
+from agentrl.datastore.shards import engines, queued
 from agentrl.datastore.shards.shard import ShardError
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.parts import divided_scores
-from agentrl.pipelines.parts.divided_scores import rows_of, with_shared_limits
+from agentrl.pipelines.parts.divided_scores import rows_of
+from agentrl.pipelines.parts.shared_limits import with_shared_limits
 from agentrl.pipelines.stages import score as score_module
 from agentrl.pipelines.stages.score import ScoreConfig, score
 from agentrl.rewards.judge import Judge
@@ -130,7 +131,7 @@ def test_limits_of_endpoints_are_shared(monkeypatch: pytest.MonkeyPatch) -> None
     assert limits({"type": "ray", "workers": 5}, requests_per_minute=99) == (6, 19)
     assert limits({"type": "here", "workers": 5}, requests_per_minute=99) == (32, 99)
     assert limits({"workers": 5}) == (32, None)
-    monkeypatch.setattr(divided_scores, "workers_of", lambda engine: 3)
+    monkeypatch.setattr(engines, "workers_of", lambda engine: 3)
     assert limits({"type": "processes"}) == (10, None)
     with pytest.raises(StoreError, match=r"judge, engine m: requests_per_minute: 4 cannot be shared by 5 workers; set"):
         limits({"type": "slurm", "workers": 5}, requests_per_minute=4)

@@ -204,11 +204,7 @@ def rollout_runner(
     """
     from agentrl.rollouts.runner import RolloutRunner
 
-    places = {name: environment(context, name) for name in sorted({task.env for task in tasks})}
-    reveal_secrets([engine, *rewards], places)
-    record_dialect(context, policy)
-    if policy:
-        context.keep_tokenizer(policy)
+    places = begin_rollouts(context, policy, {task.env for task in tasks}, [engine, *rewards])
     tell = _progress(context) if report else None
     built = engine.build(sampler or policy)
     with (
@@ -218,10 +214,18 @@ def rollout_runner(
         yield runner
 
 
-def reveal_secrets(configs: "Sequence[object]", environments: "Mapping[str, Environment]") -> None:
-    """From now on, what is printed shows *** in place of what these hold as secrets."""
-    for secret in secrets_of([*configs, *(getattr(each, "config", None) for each in environments.values())]):
+def begin_rollouts(
+    context: Context, policy: "Policy | None", envs: "Iterable[str]", configs: "Sequence[object]"
+) -> "dict[str, Environment]":
+    """The environments of rollouts, by name. From now on, what is printed shows *** in place of what they and
+    ``configs`` hold as secrets. How messages become tokens is recorded, and the tokenizer kept."""
+    places = {name: environment(context, name) for name in sorted(envs)}
+    for secret in secrets_of([*configs, *(getattr(each, "config", None) for each in places.values())]):
         reveal(secret)
+    record_dialect(context, policy)
+    if policy:
+        context.keep_tokenizer(policy)
+    return places
 
 
 def secrets_of(configs: "Sequence[object]") -> list[str]:

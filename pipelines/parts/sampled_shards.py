@@ -18,7 +18,7 @@ from agentrl.engines.seeds import stream
 from agentrl.environments import load_environment
 from agentrl.pipelines.handles import Model
 from agentrl.pipelines.parts.budget import check_room
-from agentrl.pipelines.parts.common import check_model, environment, record_dialect, reveal_secrets, rollout_runner
+from agentrl.pipelines.parts.common import begin_rollouts, check_model, rollout_runner
 from agentrl.pipelines.parts.dividing import dividing
 from agentrl.pipelines.parts.failed_attempts import FailedAttempts
 from agentrl.pipelines.parts.outcomes import EpisodeCounts
@@ -122,10 +122,7 @@ def sample_divided(
     """The same by workers; ``keep`` is called when all of them are done. With an engine that is reproducible the rows
     are those that one process makes. What a shard made counts after a kill."""
     envs = {name for attempts in missing.values() for name in _envs(attempts)}
-    reveal_secrets([setup.engine, *setup.rewards], {name: environment(context, name) for name in envs})
-    record_dialect(context, policy)
-    if policy:
-        context.keep_tokenizer(policy)
+    begin_rollouts(context, policy, envs, [setup.engine, *setup.rewards])
     counts = EpisodeCounts()
     with dividing(context) as divide, FailedAttempts(context) as failed:
         assert divide.work is not None

@@ -135,13 +135,14 @@ def _groups(sizes: Sequence[int], most: int) -> list[slice]:
 
 def _of_parts(paths: Sequence[Path], rows: int, threshold: float) -> np.ndarray:
     """The pairs to compare of those of all parts, ``PAIR`` records. Those of some rows are held at once."""
-    begins = [np.load(path, mmap_mode="r").offset for path in paths]
-    lengths = [(path.stat().st_size - begin) // 8 for path, begin in zip(paths, begins, strict=True)]
-    ranges = max(1, -(-sum(lengths) // PAIRS_AT_ONCE))
+    ranges = max(1, -(-sum(path.stat().st_size for path in paths) // (8 * PAIRS_AT_ONCE)))
     limits = np.arange(1, ranges, dtype=np.uint64) * np.uint64(rows) // np.uint64(ranges)
     limits = packed(limits, np.zeros_like(limits), np.full_like(limits, VALUES))
-    cuts = [np.searchsorted(np.load(path, mmap_mode="r"), limits) for path in paths]
-    edges = [[0, *cut.tolist(), length] for cut, length in zip(cuts, lengths, strict=True)]
+    begins, edges = list[int](), list[list[int]]()
+    for path in paths:
+        stored = np.load(path, mmap_mode="r")
+        begins.append(stored.offset)
+        edges.append([0, *np.searchsorted(stored, limits).tolist(), len(stored)])
     chosen = []
     for number in range(ranges):
         some = [

@@ -388,11 +388,13 @@ def nothing_sampled(refused: Sequence[Trajectory]) -> EngineError:
 def rare_collections() -> Iterator[None]:
     """Let Python look for circular garbage rarely, and not at what was there before. Rows and libraries are millions of
     objects without circles, and looking at them again and again takes a third of the time of rollouts."""
-    before = gc.get_threshold()
-    gc.freeze()
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    if not frozen:
+        gc.freeze()
     gc.set_threshold(_ALLOCATIONS, _GENERATIONS, _GENERATIONS)
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not frozen:  # there is only one way back: for all that anybody has frozen
+            gc.unfreeze()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from agentrl.training.sequence import SequenceGroup
 
 ATTENTION = "agentrl_packed"
+PADDED_SCORES = 2**20 if torch.cuda.is_available() else 2**14
+"""Scores of a head, over padding alone, that take about as long as one more call of attention."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,11 @@ class Packing:
     """The tree's nodes in one sequence. ``input_ids`` and ``positions`` are [1, nodes].
 
     ``places`` [rows, width] gives the node of each row's token; padding has node 0. ``owner`` [nodes] gives for each
-    node one token that it stands for, as a position in flattened [rows x width]. The attention output of that token
-    becomes the output of the node.
+    node one token that it stands for, as a position in flattened [rows x width].
+
+    Attention is computed for rows of about the same length at once, so that little of it is padding. ``groups`` has
+    [rows, width] of each such group, and ``attended`` [their sum] the nodes of all groups, one after the other. The
+    attention output at position ``outputs`` [nodes] of these becomes the output of the node.
 
     If the ranks of a ``sequence`` group compute it together, each has as many nodes of its own; the last ones may be
     padding, which no row has.
@@ -40,10 +45,15 @@ class Packing:
     positions: Tensor
     places: Tensor
     owner: Tensor
+    groups: tuple[tuple[int, int], ...]
+    attended: Tensor
+    outputs: Tensor
     sequence: "SequenceGroup | None" = None
 
     def to(self, device: torch.device) -> "Packing":
-        moved = {name: value.to(device, non_blocking=True) for name, value in vars(self).items() if name != "sequence"}
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
         return replace(self, **moved)
 
     def hidden(self, backbone: Any) -> Tensor:
@@ -82,13 +92,36 @@ def pack(
             parent = node
         places.append(path + [0] * (width - len(path)))
     padding = [0] * (-len(tokens) % group.size if group else 0)
+    owners, of_rows = torch.tensor(owner + padding), torch.tensor(places)
+    groups = _groups([len(sequence) for sequence in sequences])
+    attended: list[Tensor] = []
+    firsts = torch.zeros(len(sequences), dtype=torch.long)
+    for rows in groups:
+        longest = len(sequences[rows[0]])
+        firsts[rows] = sum(part.numel() for part in attended) + longest * torch.arange(len(rows))
+        attended.append(of_rows[rows, :longest].flatten())
     return Packing(
         torch.tensor([tokens + padding]),
         torch.tensor([positions + padding]),
-        torch.tensor(places),
-        torch.tensor(owner + padding),
+        of_rows,
+        owners,
+        tuple((len(rows), len(sequences[rows[0]])) for rows in groups),
+        torch.cat(attended),
+        firsts[owners // width] + owners % width,
         group,
     )
+
+
+def _groups(lengths: Sequence[int]) -> list[list[int]]:
+    """The rows, longest first, in groups of about the same length."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    groups = [[order[0]]]
+    for number, row in enumerate(order[1:], 1):
+        longest = lengths[groups[-1][0]]
+        if (len(order) - number) * (longest**2 - lengths[row] ** 2) >= PADDED_SCORES:
+            groups.append([])
+        groups[-1].append(row)
+    return groups
 
 
 def packed_attention(
@@ -122,30 +155,31 @@ def attention_within_rows(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The same over all nodes, for the heads that are given."""
-    rows, width = packing.places.shape
-    flat = packing.places.reshape(-1)
-
-    def gather(states: Tensor) -> Tensor:
-        _, heads, nodes, size = states.shape
-        table = states[0].transpose(0, 1).reshape(nodes, heads * size)
-        return table.index_select(0, flat).view(rows, width, heads, size).transpose(1, 2)
-
-    queries, keys, values = gather(query), gather(key), gather(value)
     each = query.shape[1] // key.shape[1]
-    if each > 1 and _keeps_scores_of_groups(query):
-        keys, values = keys.repeat_interleave(each, dim=1), values.repeat_interleave(each, dim=1)
-    out = scaled_dot_product_attention(
-        queries,
-        keys,
-        values,
-        dropout_p=dropout,
-        is_causal=True,
-        scale=scaling,
-        enable_gqa=queries.shape[1] != keys.shape[1],
-    )
-    heads, size = out.shape[1], out.shape[3]
-    table = out.transpose(1, 2).reshape(rows * width, heads * size)
-    return table.index_select(0, packing.owner).view(1, -1, heads, size), None
+    repeated = each > 1 and _keeps_scores_of_groups(query)
+    sizes = [rows * width for rows, width in packing.groups]
+
+    def gathered(states: Tensor) -> Iterator[Tensor]:
+        """[1, heads, nodes, width] as [rows, heads, width of rows, width] of each group."""
+        table = states[0].transpose(0, 1).flatten(1).index_select(0, packing.attended)
+        parts = zip(table.split(sizes), packing.groups, strict=True)
+        return (part.view(*shape, states.shape[1], -1).transpose(1, 2) for part, shape in parts)
+
+    outputs = []
+    for queries, keys, values in zip(gathered(query), gathered(key), gathered(value), strict=True):
+        if repeated:
+            keys, values = keys.repeat_interleave(each, dim=1), values.repeat_interleave(each, dim=1)
+        out = scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            dropout_p=dropout,
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, packing.outputs)[None], None
 
 
 def _keeps_scores_of_groups(query: Tensor) -> bool:

@@ -302,7 +302,7 @@ def _import_for_models() -> None:
     for name in MODEL_MODULES:
         with contextlib.suppress(Exception):  # the stage that needs it fails by itself, and says so
             importlib.import_module(name)
-    gc.freeze()  # modules are no garbage: each collection would look through their 400,000 objects
+    gc.freeze()
 
 
 def _free_memory() -> None:
@@ -313,6 +313,8 @@ def _free_memory() -> None:
     if not torch:
         return
     gc.collect()
+    if not gc.get_freeze_count():  # modules are no garbage: looking through their objects takes .25 s after each stage
+        gc.freeze()
     with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
         ctypes.CDLL(None).malloc_trim(0)
     if torch.cuda.is_initialized():

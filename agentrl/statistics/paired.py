@@ -67,10 +67,9 @@ def difference(before: Sequence[Run], after: Sequence[Run], *, same_seeds: bool 
     if not shared:
         raise ValueError("the two sides share no task, so they cannot be compared")
     a, b = _matrix(before, shared), _matrix(after, shared)
-    draws = []
-    other = _drawn(b[0], seed + 1)
+    draws, random = [], np.random.default_rng(seed + 1)
     for of_runs, of_tasks in _drawn(a[0], seed):
-        runs_of_b = of_runs if same_seeds else next(other)[0]
+        runs_of_b = of_runs if same_seeds else _resampled(len(b[0]), random)
         draws.append(_mean(*b, runs_of_b, of_tasks) - _mean(*a, of_runs, of_tasks))
     each = _by_task(*b) - _by_task(*a)
     gained, lost = int((each > 1e-12).sum()), int((each < -1e-12).sum())
@@ -121,8 +120,13 @@ def _drawn(outcomes: np.ndarray, seed: int) -> Iterator[tuple[np.ndarray, np.nda
     """How often each run and each task is drawn, [resamples, runs] and [resamples, tasks]."""
     (runs, tasks), random = outcomes.shape, np.random.default_rng(seed)
     for _ in range(RESAMPLES // AT_ONCE):
-        of_tasks = random.multinomial(tasks, np.full(tasks, 1 / tasks), AT_ONCE)
-        yield random.multinomial(runs, np.full(runs, 1 / runs), AT_ONCE), of_tasks
+        of_tasks = _resampled(tasks, random)
+        yield _resampled(runs, random), of_tasks
+
+
+def _resampled(number: int, random: np.random.Generator) -> np.ndarray:
+    """How often each of ``number`` is drawn, [resamples, number]."""
+    return random.multinomial(number, np.full(number, 1 / number), AT_ONCE)
 
 
 def _mean(outcomes: np.ndarray, there: np.ndarray, of_runs: np.ndarray, of_tasks: np.ndarray) -> np.ndarray:

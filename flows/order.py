@@ -74,8 +74,7 @@ def run_here(session: RunSession, jobs: int) -> None:
             return futures[-1]
 
         try:
-            if jobs > 1:
-                session.prepare()
+            session.prepare()
             start_in_order(session, jobs, start)
         except BaseException:
             session.stop()

@@ -1,6 +1,7 @@
 """Stages in worker processes: results, failures, kills, races."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from agentrl.pipelines.plan.code import changed_code
 from agentrl.pipelines.run.execute import StageJob, job_of
 from agentrl.pipelines.run.processes import descendants
 from agentrl.pipelines.run.worker import StageError, Workers
+from agentrl.rollouts.runner import rare_collections
 
 PIPELINE = """
     name: p
@@ -151,6 +153,14 @@ def test_a_worker_that_waits_holds_no_model_of_the_stage_before(project: Project
         assert waiting.memory_info().rss < int(Path("peak").read_text()) - 100e6
     finally:
         workers.close()
+
+
+def test_rollouts_leave_frozen_what_a_worker_has_frozen() -> None:
+    for freeze, kept in ((gc.freeze, True), (gc.unfreeze, False)):
+        freeze()
+        with rare_collections():
+            assert gc.get_freeze_count()
+        assert bool(gc.get_freeze_count()) == kept
 
 
 @pytest.mark.slow

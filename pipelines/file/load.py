@@ -5,7 +5,6 @@ found.
 """
 
 import graphlib
-import heapq
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +18,11 @@ from agentrl.pipelines.file.choices import Chosen, choices, chosen, named
 from agentrl.pipelines.file.document import Document, Key, find, read, with_profile, with_settings
 from agentrl.pipelines.file.expand import Expanded, StageDraft, expand
 from agentrl.pipelines.file.external import missing, outside
+from agentrl.pipelines.file.graph import in_order, twins, unverified
 from agentrl.pipelines.file.invalid import anchor, explained
 from agentrl.pipelines.file.machines import undivided, unsplittable, wrong
 from agentrl.pipelines.file.problems import Problem, SpecError, did_you_mean
 from agentrl.pipelines.file.readiness import missing_packages
-from agentrl.pipelines.file.verified import unverified
 from agentrl.pipelines.secrets import is_reference
 from agentrl.pipelines.stage import Stage
 from agentrl.placement.base import LaunchError
@@ -187,9 +186,16 @@ def resolve(
             loader.problem((*draft.key, "with"), message, ("rewards",))
         for message in _unsplittable(node, nodes):
             loader.problem((*draft.key, "with"), message, ("deepspeed", "sequence_parallel"))
+    ordered: dict[str, Node] = {}
+    if not loader.problems:
+        try:
+            ordered = in_order(nodes)
+        except graphlib.CycleError as error:
+            loader.problem(("stages",), f"stages wait for each other: {' -> '.join(error.args[1])}")
+    for name, field_name, message in twins(ordered):
+        loader.problem(expanded.drafts[name].key, message, ("inputs", field_name))
     if loader.problems:
         raise SpecError(sorted(dict.fromkeys(loader.problems), key=Problem.where))
-    ordered = _in_order(loader, nodes)
     return ResolvedPipeline(spec.name, document.path, spec.description, ordered, folders, reference, profile, settings)
 
 
@@ -371,25 +377,3 @@ def _unsplittable(node: Node, nodes: Mapping[str, Node]) -> list[str]:
         return list(unsplittable(node.execution, node.config, getattr(first.config, "model", None)))
     except LaunchError:
         return []  # a bad hostfile is said where it stands
-
-
-def _in_order(loader: _Loader, nodes: dict[str, Node]) -> dict[str, Node]:
-    """Upstream first, otherwise in the order of the file."""
-    sorter = graphlib.TopologicalSorter({name: node.upstream for name, node in nodes.items()})
-    try:
-        sorter.prepare()
-    except graphlib.CycleError as error:
-        circle = " -> ".join(error.args[1])
-        loader.problem(("stages",), f"stages wait for each other: {circle}")
-        raise SpecError(loader.problems) from None
-    names = list(nodes)
-    number_of_name = {name: number for number, name in enumerate(names)}
-    ordered: dict[str, Node] = {}
-    ready: list[int] = []
-    while sorter.is_active():
-        for name in sorter.get_ready():
-            heapq.heappush(ready, number_of_name[name])
-        name = names[heapq.heappop(ready)]
-        ordered[name] = nodes[name]
-        sorter.done(name)
-    return ordered

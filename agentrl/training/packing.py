@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from agentrl.training.sequence import SequenceGroup
 
 ATTENTION = "agentrl_packed"
-PADDED_SCORES = 2**20 if torch.cuda.is_available() else 2**14
-"""Scores of a head, over padding alone, that take about as long as one more call of attention."""
+PADDED_SCORES = 2**20
+"""Scores of a head, over padding alone, from which on rows are computed in another call of attention."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def pack(
     groups = _groups([len(sequence) for sequence in sequences])
     attended: list[Tensor] = []
     firsts = torch.zeros(len(sequences), dtype=torch.long)
-    for rows in groups:
-        longest = len(sequences[rows[0]])
+    widths = [max(len(sequences[row]) for row in rows) for rows in groups]
+    for rows, longest in zip(groups, widths, strict=True):
         firsts[rows] = sum(part.numel() for part in attended) + longest * torch.arange(len(rows))
         attended.append(of_rows[rows, :longest].flatten())
     return Packing(
@@ -105,7 +105,7 @@ def pack(
         torch.tensor([positions + padding]),
         of_rows,
         owners,
-        tuple((len(rows), len(sequences[rows[0]])) for rows in groups),
+        tuple(zip(map(len, groups), widths, strict=True)),
         torch.cat(attended),
         firsts[owners // width] + owners % width,
         group,
@@ -113,7 +113,7 @@ def pack(
 
 
 def _groups(lengths: Sequence[int]) -> list[list[int]]:
-    """The rows, longest first, in groups of about the same length."""
+    """The rows in groups of about the same length; within a group they keep their order, in which sums are rounded."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     groups = [[order[0]]]
     for number, row in enumerate(order[1:], 1):
@@ -121,7 +121,7 @@ def _groups(lengths: Sequence[int]) -> list[list[int]]:
         if (len(order) - number) * (longest**2 - lengths[row] ** 2) >= PADDED_SCORES:
             groups.append([])
         groups[-1].append(row)
-    return groups
+    return [sorted(rows) for rows in groups]
 
 
 def packed_attention(

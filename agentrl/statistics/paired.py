@@ -125,8 +125,10 @@ def _drawn(outcomes: np.ndarray, seed: int) -> Iterator[tuple[np.ndarray, np.nda
 
 
 def _resampled(number: int, random: np.random.Generator) -> np.ndarray:
-    """How often each of ``number`` is drawn, [resamples, number]."""
-    return random.multinomial(number, np.full(number, 1 / number), AT_ONCE)
+    """How often each of ``number`` is drawn, [resamples, number]. Counting draws takes a fifth of the time of a
+    multinomial distribution."""
+    drawn = random.integers(0, number, (AT_ONCE, number)) + number * np.arange(AT_ONCE)[:, None]
+    return np.bincount(drawn.ravel(), minlength=AT_ONCE * number).reshape(AT_ONCE, number)
 
 
 def _mean(outcomes: np.ndarray, there: np.ndarray, of_runs: np.ndarray, of_tasks: np.ndarray) -> np.ndarray:

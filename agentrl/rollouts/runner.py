@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
-from inspect import iscoroutinefunction
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -33,6 +32,7 @@ from agentrl.rollouts.episodes import DIVERGED, EpisodeRun
 from agentrl.rollouts.exploring import NO_EXPLORATION, Explore
 from agentrl.rollouts.in_flight import Flow, NumberedAttempt, OnRows
 from agentrl.rollouts.limits import DEFAULT_LIMITS, Limits
+from agentrl.rollouts.openings import closable, openings
 from agentrl.rollouts.outcomes import COUNTED, latency_tags, spent
 from agentrl.rollouts.progress import EpisodeReport, OnProgress
 from agentrl.rollouts.segments import Segment, by_attempt, firsts, name_of
@@ -115,15 +115,10 @@ class RolloutRunner:
         loop, self._loop = self._loop, None
         assert loop is not None
         try:
-            given = self.environment.values() if isinstance(self.environment, Mapping) else [self.environment]
-            opened = [
-                thing_with_close
-                for thing_with_close in given
-                if iscoroutinefunction(getattr(thing_with_close, "close", None))
-            ]
+            given = self.environment if isinstance(self.environment, Mapping) else {"": self.environment}
             other = self.team.other.engine if self.team and self.team.other else None
             engines = [engine for engine in (self.engine, self.teacher, other) if engine is not None]
-            loop.wait(_ended([*engines, *opened]))
+            loop.wait(_ended([*engines, *closable(given)]))
         finally:
             loop.close()
 
@@ -160,28 +155,8 @@ class RolloutRunner:
         return {task.env: self.environment for task in tasks}
 
     def openings(self, tasks: Sequence[Task]) -> list[tuple[list[Message], str]]:
-        """What the policy sees first of each task: messages, and JSON of the tools. There are no messages if its
-        environment fails to begin, or is an agent program."""
-
-        async def look() -> list[tuple[list[Message], str]]:
-            host = Threads()
-            places: dict[str, Environment] = {}
-            seen: list[tuple[list[Message], str]] = []
-            for task in tasks:
-                if isinstance(self.environments([task])[task.env], AgentEnvironment):  # its program says them
-                    seen.append(([], "[]"))
-                    continue
-                try:
-                    episode = await self._place(Attempt(task), places, host).reset(task)
-                except Exception:  # its own episode will say so, as env_error
-                    seen.append(([], "[]"))
-                    continue
-                seen.append((list(episode.opening), episode.tools))
-                await episode.close()
-            await host.close()
-            return seen
-
-        return self.wait(look())
+        """What the policy sees first of each task, see :func:`agentrl.rollouts.openings.openings`."""
+        return self.wait(openings(self.environments(tasks), tasks, self.limits))
 
     async def groups(
         self, attempts: Sequence[Attempt], seed: int, ids: Sequence[str], source: str = "model"
@@ -376,8 +351,8 @@ async def _ended(opened: Sequence[Any]) -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    for closable in opened:
-        await closable.close()
+    for each in opened:
+        await each.close()
 
 
 def nothing_sampled(refused: Sequence[Trajectory]) -> EngineError:

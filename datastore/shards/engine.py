@@ -3,6 +3,7 @@ starts shards and says how they ended."""
 
 import statistics
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,8 @@ def run(shards: Sequence[Shard], pool: Pool, tell: Tell, what: str = "") -> None
             if trial is None or trial.shard in done or trial.shard in aside:  # a copy
                 continue
             shard = trial.shard
+            for warning in outcome.warnings:  # all are of this line, so that what several shards say is said once
+                warnings.warn(warning, stacklevel=1)
             if outcome.problem is None:
                 done.add(shard)
                 took.append(trial.seconds)

@@ -32,12 +32,13 @@ class Shard:
 
 class Ending(NamedTuple):
     """How a try of a shard ended. ``problem`` is one line, None if it is done. ``again``: whether another worker may
-    succeed. ``died``: whether its process ended in the middle of it."""
+    succeed. ``died``: whether its process ended in the middle of it. ``warnings``: what it warned of."""
 
     worker: str
     problem: str | None = None
     again: bool = False
     died: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 class ShardError(StoreError):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import agentrl
+from agentrl.datastore.shards.heard import heard
 from agentrl.datastore.shards.shard import Ending, finished
 from agentrl.datastore.spared import spare_pandas
 from agentrl.schemas.installation import code_digest, leave_checkout
@@ -40,15 +41,17 @@ def tried(shard: bytes, driver: str) -> Ending:
     if installed() != driver:
         problem = f"it has agentrl {installed()}, and the run has {driver}; install the same on all workers"
         return Ending(me(), problem)
+    warned: list[str] = []
     try:
         work = pickle.loads(shard)
         if work.function.startswith("agentrl.datastore."):  # elsewhere code of users runs, which may need pandas
             spare_pandas()
-        work()
+        with heard(warned, shown=False):
+            work()
     except Exception as error:
         traceback.print_exc()
-        return Ending(me(), _line(error), again=isinstance(error, OSError))
-    return Ending(me())
+        return Ending(me(), _line(error), again=isinstance(error, OSError), warnings=tuple(warned))
+    return Ending(me(), warnings=tuple(warned))
 
 
 def _line(error: Exception) -> str:

@@ -14,6 +14,7 @@ from agentrl.schemas.annotations import ADDED
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
+    from agentrl.rollouts.openings import Opener
     from agentrl.rollouts.runner import RolloutRunner
     from agentrl.schemas.task import Task
 
@@ -126,7 +127,7 @@ def context_length(policy: "Policy") -> int | None:
 
 def check_room(
     policy: "Policy | None",
-    runner: "RolloutRunner",
+    runner: "RolloutRunner | Opener",
     tasks: "Sequence[Task]",
     hint: "Callable[[Task], str] | None" = None,
 ) -> None:

@@ -27,6 +27,7 @@ from agentrl.pipelines.stage import Context
 from agentrl.rewards.component import Reward
 from agentrl.rollouts.exploring import Explore
 from agentrl.rollouts.limits import Limits
+from agentrl.rollouts.openings import Opener
 from agentrl.rollouts.progress import EpisodeReport
 from agentrl.rollouts.segments import by_attempt
 from agentrl.schemas.arrow import from_table, to_table
@@ -120,9 +121,11 @@ def sample_divided(
     context: Context, setup: RolloutSetup, policy: "Policy | None", missing: Missing, keep: Keep
 ) -> EpisodeCounts:
     """The same by workers; ``keep`` is called when all of them are done. With an engine that is reproducible the rows
-    are those that one process makes. What a shard made counts after a kill."""
+    are those that one process makes. What a shard made counts after a kill. Raises ValueError if prompts leave no
+    room."""
     envs = {name for attempts in missing.values() for name in _envs(attempts)}
-    begin_rollouts(context, policy, envs, [setup.engine, *setup.rewards])
+    places = begin_rollouts(context, policy, envs, [setup.engine, *setup.rewards])
+    check_room(policy, Opener(places, setup.sampling, setup.limits), *_opened(missing.values()))
     counts = EpisodeCounts()
     with dividing(context) as divide, FailedAttempts(context) as failed:
         assert divide.work is not None
@@ -150,7 +153,7 @@ def sample_divided(
 
 
 def sample_shard(path: Path, attempts: "Mapping[str, Attempt]", seed: int, setup: RolloutSetup) -> None:
-    """Make attempts, by their ids, and write what came of them. Raises ValueError if prompts leave no room."""
+    """Make attempts, by their ids, and write what came of them."""
     from agentrl.rollouts.runner import RolloutRunner
 
     policy = _loaded(*setup.model) if setup.model else None
@@ -167,7 +170,6 @@ def sample_shard(path: Path, attempts: "Mapping[str, Attempt]", seed: int, setup
         explore=setup.explore,
         on_failed=failed.append,
     ) as runner:
-        check_room(policy, runner, *_opened([attempts]))
         rows = runner.run(list(attempts.values()), seed, list(attempts))
     counts = EpisodeCounts(runner.counts, runner.tries, runner.first)
     made = SampledShard(_table(rows), [_table(some) for some in failed], counts)

@@ -26,6 +26,7 @@ from agentrl.datastore.artifacts.catalog import Catalog
 from agentrl.datastore.artifacts.unfinished import abandoned_attempts
 from agentrl.datastore.buffer import TrajectoryBuffer
 from agentrl.datastore.errors import LeaseLostError, LockTimeoutError
+from agentrl.datastore.shards.heard import heard
 from agentrl.datastore.storage.digest import digest, parquet_digest
 from agentrl.datastore.storage.lease import Check
 from agentrl.pipelines.file import library
@@ -242,7 +243,7 @@ def _run(
     _seed(job.ingredients)
     started = time.monotonic()
     messages: list[str] = []
-    with _heard(messages), placed(job.execution, context.scratch / "started"):
+    with heard(messages), placed(job.execution, context.scratch / "started"):
         handles = stage(context, pinned(job.config, job.ingredients.externals), **inputs)
     duration = time.monotonic() - started
     return Manifest(
@@ -282,21 +283,6 @@ def _opener(manifest: Manifest, catalog: Catalog, buffer: TrajectoryBuffer) -> C
         return open_output(record, catalog, buffer)
 
     return opened
-
-
-@contextmanager
-def _heard(messages: list[str]) -> Iterator[None]:
-    """Keep the warnings that our code or the user's gives for people, in addition to what happens to them anyway."""
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def keep(message: Warning | str, category: type[Warning], filename: str, *more: Any, **named: Any) -> None:
-            if category is UserWarning and "site-packages" not in Path(filename).parts:
-                messages.append(str(message))
-            show(message, category, filename, *more, **named)
-
-        warnings.showwarning = keep
-        yield
 
 
 def _input(many: bool, records: list[InputRecord], catalog: Catalog, buffer: TrajectoryBuffer) -> Any:

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import time
+import warnings
 from pathlib import Path
 
 
@@ -47,3 +48,9 @@ def reads(path: Path, other: Path) -> None:
 
 def sees(path: Path, variable: str) -> None:
     write(path, os.environ[variable])
+
+
+def warns(path: Path, *texts: str) -> None:
+    for text in texts:
+        warnings.warn(text, stacklevel=1)
+    write(path, "done")

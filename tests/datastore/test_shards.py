@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from agentrl.datastore.errors import StoreError
 from agentrl.datastore.shards import engine, queued, ray_tasks
 from agentrl.datastore.shards.engine import run
 from agentrl.datastore.shards.engines import running, shared_folder
+from agentrl.datastore.shards.heard import heard
 from agentrl.datastore.shards.local import LocalProcesses
 from agentrl.datastore.shards.queued import Queued
 from agentrl.datastore.shards.ray_tasks import RayTasks
@@ -60,6 +62,19 @@ def test_all_are_done_and_those_that_end_their_process_are_made_again(
     assert "hangs_once of hangs" in {each.shard for each in slow}
     assert all(re.fullmatch(rf"{os.uname().nodename}, process \d+", each.worker) for each in slow)
     assert (tmp_path / "hangs.tries").stat().st_size == 2, "a slow shard is taken over"
+
+
+def test_what_workers_warn_of_is_warned_of_here_once(
+    tmp_path: Path, processes: LocalProcesses, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shards = [shard("warns", tmp_path / f"{number}", "all say this", f"{number} says that") for number in range(3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        messages: list[str] = []
+        with heard(messages, shown=False):
+            run(shards, processes, silent)
+    assert sorted(messages) == ["0 says that", "1 says that", "2 says that", "all say this"]
+    assert "says that" not in capfd.readouterr().err
 
 
 def test_a_shard_that_always_ends_its_process_is_named_and_set_aside(tmp_path: Path, processes: LocalProcesses) -> None:

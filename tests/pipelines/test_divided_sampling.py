@@ -135,6 +135,19 @@ def test_prompts_that_leave_no_room_are_said(sampled: Sampled, divided: Callable
         sampled({"type": "here"}, sampling={"max_turn_tokens": 12, "max_tokens": 30})
 
 
+def test_a_shard_of_long_prompts_alone_is_made_as_one_process_makes_it(
+    sampled: Sampled, monkeypatch: pytest.MonkeyPatch, divided: Callable[[], list[int]]
+) -> None:
+    tasks = lookup_tasks(4)
+    tasks[2:] = [task.model_copy(update={"prompt": task.prompt * 20}) for task in tasks[2:]]
+    config = {"sampling": {"max_turn_tokens": 12, "max_tokens": 150}}
+    with pytest.warns(UserWarning, match="with max_tokens 150 its rollouts end before they say anything"):
+        by_workers = sampled({"type": "here"}, tasks, **config)
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match="with max_tokens 150 its rollouts end before they say anything"):
+        assert same(sampled({"type": "here"}, tasks, **config), by_workers)
+
+
 @pytest.mark.slow
 @pytest.mark.ci
 def test_processes_that_are_killed_make_the_same_rows(sampled: Sampled, tmp_path: Path) -> None:
@@ -151,8 +164,9 @@ def test_processes_that_are_killed_make_the_same_rows(sampled: Sampled, tmp_path
 
 @pytest.mark.slow
 def test_a_shard_that_fails_each_time_is_named(sampled: Sampled) -> None:
-    with pytest.raises(ShardError, match=r"shard .rollouts of shard \d. on .*max_tokens 30 leaves no room for a turn"):
-        sampled({"type": "processes", "workers": 2}, sampling={"max_turn_tokens": 12, "max_tokens": 30})
+    (sampled.model.path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ShardError, match=r"shard .rollouts of shard \d. on .*, process \d+: .*header"):
+        sampled({"type": "processes", "workers": 2})
 
 
 def test_servers_take_all_rollouts_by_themselves(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +48,7 @@ def training_report(
     of evaluations: those whose policies were made in the same way are compared in a table, with what varies between
     their configs, seeds pooled, and paired differences on the same tasks. ``tags`` are results of ``evaluate.tags``.
     """
-    read = [row for table in evaluations for row in table.table().to_pylist()]
-    # the others are of one of several environments, or of tasks that a temperature was chosen on
-    results = [row for row in read if not row.get("env") and row["decoding"] != "dev"]
-    for row in results:  # a policy may be evaluated on several splits
-        other = row["split"] != results[0]["split"]
-        row["policy"] = f"{row['policy']}, {row['split']}" if other else row["policy"]
+    results = _results(evaluations)
     overall = [row for row in results if row["level"] == -1]
     names = [row["policy"] for row in overall if row["decoding"] == "sampled"]
     curves = {table.stage: table.table().to_pylist() for table in metrics}
@@ -67,7 +63,7 @@ def training_report(
         "fingerprint": context.fingerprint[:8],
         "seed": context.seed,
         "rows": [
-            _row(overall, name, words.get(table.fingerprint)) for name, table in zip(names, evaluations, strict=False)
+            _row(overall, name, words.get(table.fingerprint)) for name, table in zip(names, evaluations, strict=True)
         ],
         "gains": list(map(str, words.values())),
         "examples": shown,
@@ -84,6 +80,28 @@ def training_report(
         },
     }
     return context.report(_rendered(content))
+
+
+def _results(evaluations: list[Table]) -> list[dict[str, Any]]:
+    """The results of all evaluations, each of which calls its policy by a name of its own: a policy may be evaluated on
+    several splits, or on several sets of tasks of one split."""
+    read = []
+    for table in evaluations:
+        rows = table.table().to_pylist()
+        # the others are of one of several environments, or of tasks that a temperature was chosen on
+        read.append([row for row in rows if not row.get("env") and row["decoding"] != "dev"])
+    first = read[0][0]
+    names = []
+    for row, *_ in read:
+        about = row["split"] if row["split"] != first["split"] else ""
+        if not about and row["tasks"] != first["tasks"]:
+            about = f"{row['tasks']} {row['split']}"
+        names.append(", ".join(filter(None, [row["policy"], about])))
+    often = Counter(names)
+    for rows, name, table in zip(read, names, evaluations, strict=True):
+        for row in rows:
+            row["policy"] = f"{name} ({table.stage})" if often[name] > 1 else name
+    return [row for rows in read for row in rows]
 
 
 def _row(overall: list[dict[str, Any]], name: str, gain: "Gain | None") -> dict[str, Any]:

@@ -51,9 +51,12 @@ def exported(
 ) -> "Exported":
     """What an export wrote; see :meth:`agentrl.Store.export`."""
     from agentrl.datastore.formats import named
-    from agentrl.datastore.formats.exports import export_rows
+    from agentrl.datastore.formats.exports import export_rows, losses
     from agentrl.pipelines.stages.select import in_split, matching
 
     taken = split or ("train" if named(format).training else "all")
     condition = in_split(where, None if taken == "all" else taken)
-    return export_rows(buffer, matching(buffer, condition), path, format, secrets=secrets, annotations=annotations)
+    ids = matching(buffer, condition)
+    written = export_rows(buffer, ids, path, format, secrets=secrets, annotations=annotations)
+    written.loses = losses(buffer, ids, format)
+    return written

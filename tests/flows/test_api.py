@@ -201,7 +201,7 @@ def test_files_are_imported_and_joined(tmp_path: Path) -> None:
     table = store.sql("select source_id, reward, success, env from trajectories order by source_id").rows()
     assert table == [("0", 1.0, True, "talk"), ("1", None, None, "talk"), ("2", 0.0, False, "talk")]
     written = store.export(tmp_path / "out.jsonl", "openai-chat", where="success")
-    assert written["rows"] == 1
+    assert (written["rows"], written["loses"]) == (1, {"end": 1, "identity": 1, "reward": 1, "success": 1})
     assert store.changes(0).select("stage", "added", "removed").rows() == [("import", 3, 0)]
     assert store.quarantined().is_empty()
     assert len(store.experience("0??", embedder="embedded")) == 1, "the success; the task itself has another prompt"

@@ -199,13 +199,20 @@ def compare(catalog: Catalog, names: Sequence[str], *, greedy: bool = False) -> 
     """The arms that names stand for: evaluations or rollouts, models that were evaluated, by tag, stage,
     STAGE/FINGERPRINT, or a pattern; the name of a stage with a matrix stands for all its copies.
 
-    Raises LookupError with a message for the user if a name stands for nothing that was measured.
+    Raises LookupError with a message for the user if a name stands for nothing that was measured, or for what was
+    measured on other tasks than the first.
     """
     buffer = TrajectoryBuffer(catalog.storage.uri)
     named = [_measured(catalog, name) for name in names]
     manifests = {(m.ingredients.stage, m.fingerprint): m for each, _ in named for m in each}
     handles = [attempts_of(catalog, buffer, manifest) for manifest in manifests.values()]
     comparison = compared([measure(catalog, handle, greedy=greedy) for handle in handles])
+    for arm in comparison.arms[1:]:
+        if not arm.beside(first := comparison.arms[0]):
+            raise LookupError(
+                f"{arm.runs[0].label} and {first.runs[0].label} share no task, so they cannot be compared; name "
+                "evaluations of the same tasks"
+            )
     doubts = [run.doubtful for arm in comparison.arms for run in arm.runs]
     notes = [note for note in (*(note for _, note in named), *doubts) if note]
     return replace(with_gains(catalog, comparison), notes=notes, greedy=greedy)

@@ -47,6 +47,7 @@ def other(context: Context, config: Other) -> Table:
 
 class Measure(StageConfig):
     tasks: int = 200
+    prefix: str = "t"
 
 
 class Measured(NamedTuple):
@@ -63,8 +64,9 @@ def measure(context: Context, config: Measure, policy: Table) -> Measured:
         for greedy in (False, True):
             name = context.trajectory_id(2 * number + greedy)
             rows.append(Trajectory(
-                trajectory_id=name, episode_id=name, task_id=f"t-{number}", source="model", env="e", split="heldout",
-                prompt=f"{number}?", reward=float(solved), success=None if number == 199 else solved or greedy,
+                trajectory_id=name, episode_id=name, task_id=f"{config.prefix}-{number}", source="model", env="e",
+                split="heldout", prompt=f"{number}?", reward=float(solved),
+                success=None if number == 199 else solved or greedy,
                 termination="answered", messages=[], tags=["greedy"] if greedy else [],
             ))
     context.append(rows)
@@ -81,6 +83,7 @@ stages:
   eval: {uses: "my_sweep:measure", matrix: {inputs.policy: [fit]}}
   shifted: {uses: "my_sweep:train", with: {share: 0.4, shift: 3}}
   eval_shifted: {uses: "my_sweep:measure", inputs: {policy: shifted}}
+  elsewhere: {uses: "my_sweep:measure", inputs: {policy: shifted}, with: {prefix: u}}
   else: {uses: "my_sweep:other"}
   eval_else: {uses: "my_sweep:measure", inputs: {policy: else}}
   report: {uses: report.training, inputs: {evaluations: ["eval*"], attempts: ["eval*"]}}
@@ -171,6 +174,10 @@ def test_the_command_prints_a_table_and_a_verdict(store: str, capsys: pytest.Cap
         (["evol"], "there is no artifact or tag 'evol'"),
         (["eval-fat-*"], "no stage is called like 'eval-fat-*'"),
         (["fit"], "was not measured; name an evaluation, rollouts, or a model that an evaluation has read"),
+        (
+            ["eval_shifted", "elsewhere"],
+            "share no task, so they cannot be compared; name evaluations of the same tasks",
+        ),
     ],
 )
 def test_what_was_not_measured_is_named(

@@ -319,6 +319,7 @@ def test_cancellation_in_the_middle_of_a_batch_leaves_no_process_and_no_session(
 
 
 def test_garbage_is_collected_as_before_once_episodes_are_over(policy: Policy) -> None:
+    gc.unfreeze()  # what the collection of tests froze, which rollouts would leave
     before, seen = gc.get_threshold(), []
     acts = runner(policy, Broken())
     acts.on_progress = lambda *_: seen.append((gc.get_threshold()[0], gc.get_freeze_count()))

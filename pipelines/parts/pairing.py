@@ -8,6 +8,7 @@ from agentrl.advantages.turns import acting
 from agentrl.chat.codec import tokenize
 from agentrl.pipelines.handles import Model, Trajectories
 from agentrl.pipelines.parts.common import count, refuse_measured
+from agentrl.pipelines.parts.distinct import weights_of
 from agentrl.pipelines.stage import Context
 from agentrl.schemas.pair import Pair, PairKind
 from agentrl.schemas.trajectory import Trajectory
@@ -89,12 +90,6 @@ def weighted(pairs: list[Pair], trajectories: list[Trajectories]) -> Iterator[Pa
         raise ValueError(f"rollouts of {len(tokenizers)} tokenizers cannot be paired; give those of one policy family")
     weights = weights_of(trajectories)
     return (pair.model_copy(update={"weight": weights[pair.chosen_id] * weights[pair.rejected_id]}) for pair in pairs)
-
-
-def weights_of(trajectories: list[Trajectories]) -> dict[str, float]:
-    """What each row of the selections counts, by its id."""
-    chosen = (selection.selection().to_pydict() for selection in trajectories)
-    return {name: weight for table in chosen for name, weight in zip(*table.values(), strict=True)}
 
 
 def by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:

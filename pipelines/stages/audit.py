@@ -10,9 +10,8 @@ from agentrl.doctor.gaming import told
 from agentrl.pipelines.handles import Scores, Table, Trajectories
 from agentrl.pipelines.parts.audited import audit_of, judged_by
 from agentrl.pipelines.parts.common import count
-from agentrl.pipelines.parts.pairing import weights_of
+from agentrl.pipelines.parts.distinct import distinct, weights_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
-from agentrl.pipelines.stages.curate import distinct
 
 SUSPICIONS = pa.schema(
     [

@@ -9,6 +9,7 @@ from pydantic import Field
 from agentrl.datastore.curation.rules import Rule
 from agentrl.datastore.search.embedding import EmbedderChoice
 from agentrl.pipelines.handles import Scores, Table, Tasks, Trajectories
+from agentrl.pipelines.parts.distinct import distinct, weights_in
 from agentrl.pipelines.parts.dividing import dividing
 from agentrl.pipelines.parts.scores import ByScorer, scores_of
 from agentrl.pipelines.stage import Context, stage
@@ -40,13 +41,6 @@ def funnel_table(funnel: "list[Level]") -> pa.Table:
         for level in funnel
     ]
     return pa.Table.from_pylist(levels, schema=FUNNEL_SCHEMA)
-
-
-def distinct(selections: list[Trajectories]) -> pa.Array:
-    """The ids of selections in their order, each once."""
-    return pc.unique(
-        pa.chunked_array(chunk for selection in selections for chunk in selection.selection()["trajectory_id"].chunks)
-    )
 
 
 DROPPED_SCHEMA = pa.schema(
@@ -90,7 +84,8 @@ def curate(
 ) -> Curation:
     """Narrow trajectories by rules to a selection of ids. The funnel has a row per rule: rows before and after, and the
     ids of some rows that it dropped. The table ``dropped`` has all of them, each with the rule. Rows of other splits
-    are left out by default, as the funnel says. ``heldout`` tasks are what the rule ``decontaminate`` compares with."""
+    are left out by default, as the funnel says. Rows keep their weights. ``heldout`` tasks are what the rule
+    ``decontaminate`` compares with."""
     from agentrl.datastore.curation.curate import Level
     from agentrl.datastore.curation.curate import curate as apply
 
@@ -120,4 +115,5 @@ def curate(
     funnel += result.funnel
     context.metrics.update(before=len(given), after=len(result.ids), other_splits=len(given) - len(kept))
     chosen = given if config.dry_run else result.ids
-    return Curation(context.select(chosen), context.table(funnel_table(funnel), "funnel"), dropped)
+    weights = weights_in(trajectories, chosen)
+    return Curation(context.select(chosen, weights), context.table(funnel_table(funnel), "funnel"), dropped)

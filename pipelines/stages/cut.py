@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from agentrl.datastore.curation.rules import ByAnnotations, Decontaminate, Rule, Rules
 from agentrl.datastore.search.embedding import EmbedderChoice
 from agentrl.pipelines.handles import Folder, Table, Tasks, Trajectories
+from agentrl.pipelines.parts.distinct import distinct
 from agentrl.pipelines.parts.dividing import dividing
 from agentrl.pipelines.stage import Context, External, StageConfig, stage
-from agentrl.pipelines.stages.curate import distinct, funnel_table
+from agentrl.pipelines.stages.curate import funnel_table
 from agentrl.pipelines.stages.select import first_level, in_split, known_of, matching, not_in_split
 from agentrl.schemas.pipeline import Name
 

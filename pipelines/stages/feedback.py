@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from agentrl.pipelines.handles import Model, Pairs, Scores, Trajectories
 from agentrl.pipelines.parts.common import count
-from agentrl.pipelines.parts.pairing import SideOfPair, pair_of, tokenised, weights_of
+from agentrl.pipelines.parts.distinct import weights_of
+from agentrl.pipelines.parts.pairing import SideOfPair, pair_of, tokenised
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.rollouts.corrections import corrected_row
 from agentrl.schemas.annotation import CORRECTION, PREFERENCE, THUMBS

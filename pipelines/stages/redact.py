@@ -9,9 +9,8 @@ from pydantic import Field
 from agentrl.datastore.redaction.settings import OnTokens, Redaction
 from agentrl.pipelines.handles import Table, Trajectories
 from agentrl.pipelines.parts.common import count
-from agentrl.pipelines.parts.pairing import weights_of
+from agentrl.pipelines.parts.distinct import distinct, weights_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
-from agentrl.pipelines.stages.curate import distinct
 from agentrl.schemas.trajectory import Trajectory
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ from agentrl.datastore.errors import StoreError
 from agentrl.datastore.read.lookup import id_array
 from agentrl.datastore.search.embedding import EmbedderChoice
 from agentrl.pipelines.handles import Scores, Trajectories
+from agentrl.pipelines.parts.distinct import distinct, weights_in
 from agentrl.pipelines.parts.dividing import dividing
 from agentrl.pipelines.parts.scores import ByScorer, scores_of
 from agentrl.pipelines.stage import Context, stage
-from agentrl.pipelines.stages.curate import DROPPED_SCHEMA, Curation, distinct, dropped_rows, funnel_table
+from agentrl.pipelines.stages.curate import DROPPED_SCHEMA, Curation, dropped_rows, funnel_table
 from agentrl.schemas.annotations import ADDED, External
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def select(
     ``rules``, then ``draw``. The funnel has a row per rule: rows before and after, and the ids of some rows that it
     dropped. The table ``dropped`` has all of them, each with the rule. Rows of other splits are left out by default, so
     that no held-out row is trained on; they are counted. If a ``scorer`` is named, all of these see its rewards, and a
-    row that it did not score is unscored."""
+    row that it did not score is unscored. Rows of given selections keep their weights, times those of the draw."""
     from agentrl.datastore.curation.curate import curate
 
     given = None if trajectories is None else distinct(trajectories)
@@ -162,6 +163,8 @@ def select(
     if config.rules and config.draw:
         _, sample = _drawn(context, config, config.draw, None, ids, rewards)
         ids, weights = id_array(sample.ids), sample.weights
+    if trajectories is not None and (own := weights_in(trajectories, ids)) is not None:
+        weights = [weight * factor for weight, factor in zip(own, weights or [1.0] * len(own), strict=True)]
     context.metrics.update(before=before, after=len(ids), other_splits=len(left))
     return Curation(context.select(ids, weights), context.table(funnel_table(funnel), "funnel"), dropped)
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
+from agentrl.datastore.read.lookup import id_array
 from agentrl.datastore.search.experience import estimate_tokens
 from agentrl.engines import EngineChoice
 from agentrl.engines.configs import DEFAULT_ENGINE
 from agentrl.pipelines.handles import Model, NoteTable, Scores, Tasks, Trajectories
 from agentrl.pipelines.parts.budget import CompressingSampling
 from agentrl.pipelines.parts.common import REWARDS, count, environment, policy_of, refuse_measured
+from agentrl.pipelines.parts.distinct import weights_in
 from agentrl.pipelines.parts.in_context import InContext, Showing
 from agentrl.pipelines.parts.outcomes import (
     FEW,
@@ -269,10 +271,11 @@ def reject(
     """Rejection sampling: successes only, of each task the ``keep`` best and, among equals, those that were made most
     often, then those of fewest steps, then of fewest tokens. Identical runs of one task count once. A run that other
     runs repeat is more seldom right by luck. The segments of an episode are one run, and are kept together. Unscored
-    rows, and rows that are tagged as not trained on, are left out and counted."""
+    rows, and rows that are tagged as not trained on, are left out and counted. Rows keep their weights, and one that is
+    given several times is one run."""
     columns = ["trajectory_id", "episode_id", "segment", "task_id", "success", "reward", "n_steps", "n_tokens", "tags"]
     tables = [selection.table([*columns, "input_ids"]) for selection in under(trajectories, scores, config.scorer)]
-    read = [row for table in tables for row in table.to_pylist()]
+    read = list({row["trajectory_id"]: row for table in tables for row in table.to_pylist()}.values())
     trained = [row for row in read if NOT_TRAINED not in row["tags"]]
     rows = [row for row in trained if row["success"] is not None and row["reward"] is not None]
     same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -307,7 +310,7 @@ def reject(
         tasks_kept=len(kept),
     )
     _warn_of_few(len(kept), len({row["task_id"] for row in rows}), config.agree)
-    return context.select(chosen)
+    return context.select(chosen, weights_in(trajectories, id_array(chosen)))
 
 
 def _episodes(rows: "Iterable[dict[str, Any]]") -> list[list[dict[str, Any]]]:

@@ -14,10 +14,11 @@ from agentrl.algorithms.simpo import SimPO
 from agentrl.pipelines.handles import Model, Trajectories
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.methods.agentq.pairs import agentq
+from agentrl.pipelines.stages.curate import curate
 from agentrl.pipelines.stages.select import select
 from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import dpo, kto, offline, preference, sft
-from agentrl.pipelines.stages.trajectories import sample, synthesize
+from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
 from agentrl.schemas.training import TrainingRow
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
@@ -96,6 +97,36 @@ def test_each_stage_hands_the_weights_on(harness: Harness) -> None:
         both = harness.run(stage, config, pairs=[pairs, pairs], model=model)["rows"].table()
         assert both.num_rows == 2 * 2 * len(expected)
         assert both["unit"].to_pylist() == [number for number in range(2 * len(expected)) for _ in (0, 1)]
+
+
+def weights(selection: Trajectories) -> dict[str, float]:
+    ids, of_rows = selection.selection().to_pydict().values()
+    assert len(set(ids)) == len(ids), "each row once"
+    return dict(zip(ids, of_rows, strict=True))
+
+
+def test_stages_that_choose_rows_keep_their_weights(harness: Harness) -> None:
+    tasks = harness.run(generate, {"env": "lookup", "train": 4, "dev": 1, "heldout": 1})["train"]
+    given = harness.run(synthesize, tasks=tasks)["trajectories"]
+    chosen = weighted(harness, given, [0.5, 1.5, 2.0, 0.25])
+    solved = {"rules": [{"rule": "filter", "where": "success"}]}
+    drawn = {"version": harness.buffer.version, "draw": {"n": 4}}
+    for stage, config in ((curate, solved), (reject, {}), (select, drawn | solved), (select, drawn | {"rules": []})):
+        made = harness.run(stage, config, trajectories=[chosen])["trajectories"]
+        assert weights(made) == weights(chosen), stage.name
+        made = harness.run(stage, config, trajectories=[given, chosen])["trajectories"]
+        assert list(weights(made).values()).count(1.0) == 2, "a row of two selections has the larger weight"
+
+
+def test_a_row_that_was_drawn_twice_is_chosen_once_and_counts_twice(harness: Harness) -> None:
+    tasks = harness.run(generate, {"env": "lookup", "train": 2, "dev": 1, "heldout": 1})["train"]
+    given = harness.run(synthesize, tasks=tasks)["trajectories"]
+    [first, other] = given.ids()
+    drawn = harness._context("drawn").select([first, other, first])
+    for stage, config in ((curate, {"rules": []}), (reject, {}), (select, {"version": harness.buffer.version})):
+        assert weights(harness.run(stage, config, trajectories=[drawn])["trajectories"]) == {first: 2.0, other: 1.0}
+    rejected = harness.run(reject, {"agree": 2}, trajectories=[given, given])
+    assert not rejected["trajectories"].ids(), "a row does not agree with itself"
 
 
 def in_groups_of_four(harness: Harness, successes: list[int]) -> tuple[Model, Trajectories]:

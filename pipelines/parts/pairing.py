@@ -67,13 +67,13 @@ def whole_episodes(context: Context, rows: list[Trajectory]) -> list[Trajectory]
 
 
 def tokenised(context: Context, trajectories: list[Trajectories], model: Model | None) -> list[Trajectory]:
-    """Rows that are trained on, and have a turn. Text is tokenised for the model, if there is one.
+    """Rows that are trained on, and have a turn, each once. Text is tokenised for the model, if there is one.
 
     Raises ValueError that names a row of another split than train.
     """
     from agentrl.models.policy import Tokenizing
 
-    given = [row for selection in trajectories for row in selection.trained_on()]
+    given = {row.trajectory_id: row for selection in trajectories for row in selection.trained_on()}.values()
     refuse_measured({row.trajectory_id: row.split for row in given})
     rows = [row for row in given if acting(row.messages)]
     count(context, {"no_turns": len(given) - len(rows)})

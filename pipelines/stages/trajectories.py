@@ -352,7 +352,7 @@ def negatives(context: Context, config: NegativesConfig, trajectories: list[Traj
     conversation is given again with the tools of another trajectory. Train on them beside the rest, with a chat
     template that shows tools. Rows of other splits than train are refused."""
     random = Random(f"negatives-{context.seed}")
-    rows = [row for selection in trajectories for row in selection.trained_on()]
+    rows = {row.trajectory_id: row for selection in trajectories for row in selection.trained_on()}.values()
     refuse_measured({row.trajectory_id: row.split for row in rows})
     agentic = [row for row in rows if calls_tools(row) and row.tools != "[]"]
     plain = [row for row in rows if not calls_tools(row) and row.tools == "[]"]

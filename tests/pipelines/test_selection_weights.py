@@ -14,6 +14,7 @@ from agentrl.algorithms.simpo import SimPO
 from agentrl.pipelines.handles import Model, Trajectories
 from agentrl.pipelines.harness import Harness
 from agentrl.pipelines.methods.agentq.pairs import agentq
+from agentrl.pipelines.methods.eto.outcome import outcome
 from agentrl.pipelines.stages.curate import curate
 from agentrl.pipelines.stages.select import select
 from agentrl.pipelines.stages.tasks import generate
@@ -141,6 +142,17 @@ def in_groups_of_four(harness: Harness, successes: list[int]) -> tuple[Model, Tr
         row.model_copy(update={"trajectory_id": f"p-{n:02d}", "reward": float(won), "success": won})
         for n, (row, won) in enumerate(zip(sampled.read(), solved, strict=True))
     )
+
+
+def test_a_row_of_two_selections_is_paired_once(harness: Harness) -> None:
+    _, given = in_groups_of_four(harness, [2])
+    solved = harness.run(reject, {"keep": 4}, trajectories=[given])["trajectories"]
+    pairs = [
+        harness.run(outcome, {"cut": None}, trajectories=selections)["pairs"].read()
+        for selections in ([given], [given, solved])
+    ]
+    assert len(pairs[0]) == 2
+    assert pairs[0] == pairs[1]
 
 
 def test_groups_that_are_drawn_by_priority_have_the_advantages_of_all_rows(harness: Harness) -> None:

@@ -49,7 +49,7 @@ def reflect(
     """Reflexion: a note of each failed attempt at a task that none of the given rows solved, at most ``memory`` for a
     task. ``notes`` of earlier rounds come first; how often they were shown and helped is counted. Rows of other splits
     than train are refused."""
-    rows = [row for selection in trajectories for row in selection.read()]
+    rows = list({row.trajectory_id: row for selection in trajectories for row in selection.read()}.values())
     _check_split(rows)
     earlier = notes.read() if notes else []
     check_training(earlier)

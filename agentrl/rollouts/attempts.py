@@ -48,7 +48,9 @@ class Attempt:
     after ``prefix``, if there is one, and is cut after ``turns`` of its own, without a score. With probability
     ``advised`` a turn is what the episode advises; then the row is trained on these turns, and not on those of the
     policy. The first turn of its own is the teacher's if it is ``replaced`` by ``default``, and empty if by ``none``;
-    then it is not trained on. ``goes_on`` says that the replay of the prefix may be answered otherwise than it was."""
+    then it is not trained on. ``goes_on`` says that the replay of the prefix may be answered otherwise than it was.
+    ``number`` is its place among the attempts that are made with one seed, where some of them are there already; None:
+    its place among those that are made."""
 
     task: Task
     index: int = 0
@@ -59,6 +61,7 @@ class Attempt:
     turns: int | None = None
     replaced: Literal["", "default", "none"] = ""
     goes_on: bool = False
+    number: int | None = None
 
     @property
     def group_id(self) -> str:

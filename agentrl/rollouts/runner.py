@@ -173,7 +173,8 @@ class RolloutRunner:
                 await flow.add(
                     [
                         NumberedAttempt(attempt, name, number, stream(seed, "row", number))
-                        for number, (attempt, name) in enumerate(zip(attempts, ids, strict=True))
+                        for place_in_call, (attempt, name) in enumerate(zip(attempts, ids, strict=True))
+                        for number in [place_in_call if attempt.number is None else attempt.number]
                     ]
                 )
                 while groups := await flow.groups():

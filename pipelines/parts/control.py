@@ -5,6 +5,7 @@ what training gained is what it gained over its predecessor at that predecessor'
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agentrl.engines.seeds import stream
@@ -55,7 +56,8 @@ class Rounds:
         shard: int,
     ) -> None:
         """Make the rows of ``attempts``, by their ids, that the buffer lacks."""
-        ours = self.shards.missing(attempts)
+        numbered = {name: replace(attempt, number=number) for number, (name, attempt) in enumerate(attempts.items())}
+        ours = self.shards.missing(numbered)
         self.report.total -= len(attempts) - len(ours)
         if not ours:
             return

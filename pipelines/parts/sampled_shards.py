@@ -3,8 +3,10 @@
 import asyncio
 import pickle
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -32,7 +34,7 @@ from agentrl.rollouts.progress import EpisodeReport
 from agentrl.rollouts.segments import by_attempt
 from agentrl.schemas.arrow import from_table, to_table
 from agentrl.schemas.pipeline import ShardEngine
-from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory
+from agentrl.schemas.trajectory import TRAJECTORY_SCHEMA, Termination, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.models.policy import Policy
@@ -105,6 +107,8 @@ async def _at_once(context: Context, runner: "RolloutRunner", missing: Missing, 
     attempts = {name: attempt for of_shard in missing.values() for name, attempt in of_shard.items()}
     if not attempts:
         return
+    if len(missing) > 1:  # numbers are those within a shard
+        attempts = {name: replace(attempt, number=None) for name, attempt in attempts.items()}
     shard_of = {name: shard for shard, of_shard in missing.items() for name in of_shard}
     made: dict[int, dict[str, list[Trajectory]]] = {shard: {} for shard in missing}
     seed = stream(context.seed, "sample", min(missing))
@@ -126,7 +130,6 @@ def sample_divided(
     envs = {name for attempts in missing.values() for name in _envs(attempts)}
     places = begin_rollouts(context, policy, envs, [setup.engine, *setup.rewards])
     check_room(policy, Opener(places, setup.sampling, setup.limits), *_opened(missing.values()))
-    counts = EpisodeCounts()
     with dividing(context) as divide, FailedAttempts(context) as failed:
         assert divide.work is not None
         if setup.model and divide.shared:  # workers do not see the store's own folder
@@ -135,21 +138,54 @@ def sample_divided(
             engine=with_shared_limit(f"engine {setup.engine.type}", setup.engine, context.engine),
             rewards=tuple(with_shared_limits(setup.rewards, context.engine)),
         )
-        paths = {shard: divide.work / f"{shard}-{digest_of(*attempts)}.made" for shard, attempts in missing.items()}
+        made = _MadeShards(divide.work, keep, failed)
+        left = {shard: made.left(shard, attempts) for shard, attempts in missing.items()}
+        paths = {shard: made.path(shard, attempts) for shard, attempts in left.items() if attempts}
         shards = [
-            Shard(f"rollouts of shard {shard}", f"{__name__}:sample_shard", (path, dict(missing[shard]), seed, setup))
+            Shard(f"rollouts of shard {shard}", f"{__name__}:sample_shard", (path, left[shard], seed, setup))
             for shard, path in paths.items()
             for seed in [stream(context.seed, "sample", shard)]
-            if not path.exists()
         ]
         divide.run(shards, "rollouts")
         for shard, path in paths.items():
-            made: SampledShard = pickle.loads(path.read_bytes())
-            keep(shard, list(from_table(Trajectory, made.rows)))
-            for rows in made.failed:
-                failed(list(from_table(Trajectory, rows)))
-            counts.add(made.counts)
-    return counts
+            made.take(shard, path)
+    return made.counts
+
+
+class _MadeShards:
+    """What shards made, in the folder ``work``: ``keep`` is called with their rows, and ``failed`` with those of each
+    attempt that was made again."""
+
+    def __init__(self, work: Path, keep: Keep, failed: FailedAttempts) -> None:
+        self._work, self._keep, self._failed = work, keep, failed
+        self.counts = EpisodeCounts()
+
+    def path(self, shard: int, attempts: Iterable[str]) -> Path:
+        """Of what is made of these attempts, by their ids."""
+        return self._work / f"{shard}-{digest_of(*attempts)}.made"
+
+    def left(self, shard: int, attempts: "Mapping[str, Attempt]") -> "dict[str, Attempt]":
+        """The attempts of a shard that are to be made. What a run made that was killed is taken, without rows that
+        ended by ``infra_error``: they say nothing of the policy."""
+        left = dict(attempts)
+        while left and (path := self.path(shard, left)).exists():
+            again = self.take(shard, path, lasting=True)
+            left = {name: attempt for name, attempt in left.items() if name in again}
+        return left
+
+    def take(self, shard: int, path: Path, lasting: bool = False) -> set[str]:
+        """Keep the rows of a shard, only those that did not end by ``infra_error`` if they are to be ``lasting``.
+        Returns the ids of the other attempts."""
+        made: SampledShard = pickle.loads(path.read_bytes())
+        rows = list(from_table(Trajectory, made.rows))
+        others = {row.episode_id for row in rows if lasting and row.termination is Termination.INFRA_ERROR}
+        self._keep(shard, [row for row in rows if row.episode_id not in others])
+        for attempt in made.failed:
+            self._failed(list(from_table(Trajectory, attempt)))
+        self.counts.add(made.counts)
+        self.counts.counts -= Counter(infra_errors=len(others))  # they are counted as what comes of them then
+        path.unlink()
+        return others
 
 
 def sample_shard(path: Path, attempts: "Mapping[str, Attempt]", seed: int, setup: RolloutSetup) -> None:

@@ -237,17 +237,19 @@ def _finishing(showing: Showing, before: "Mapping[str, Tried]") -> "Callable[[Tr
 def _missing(
     context: Context, config: SampleConfig, tasks: "Sequence[Task]", shards: Shards, showing: Showing
 ) -> "dict[int, dict[str, Attempt]]":
-    """The attempts of each shard that the buffer lacks, by their ids."""
+    """The attempts of each shard that the buffer lacks, by their ids, numbered as in the whole shard."""
     from agentrl.rollouts.runner import tickets
 
     missing = {}
     samples = config.retries or config.samples
     for shard, start in enumerate(range(0, len(tasks), config.shard_tasks)):
         part = tasks[start : start + config.shard_tasks]
-        attempts = shards.missing(tickets(part, samples, context.trajectory_id, start * samples))
-        if attempts:
+        every = tickets(part, samples, context.trajectory_id, start * samples)
+        numbers = {name: number for number, name in enumerate(every)}
+        if attempts := shards.missing(every):
             missing[shard] = {
-                name: replace(attempt, hint=showing(attempt.task).template) for name, attempt in attempts.items()
+                name: replace(attempt, hint=showing(attempt.task).template, number=numbers[name])
+                for name, attempt in attempts.items()
             }
     return missing
 

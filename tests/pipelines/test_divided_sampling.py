@@ -21,7 +21,7 @@ from agentrl.pipelines.stage import Context
 from agentrl.pipelines.stages import trajectories
 from agentrl.pipelines.stages.trajectories import sample
 from agentrl.schemas.pipeline import ShardEngine
-from agentrl.schemas.trajectory import Trajectory
+from agentrl.schemas.trajectory import Termination, Trajectory
 
 CONFIG = {"samples": 2, "shard_tasks": 2, "sampling": {"max_turn_tokens": 12, "max_tokens": 120}}
 WHOLE = ("input_ids", "action_mask", "logprobs", "messages", "reward", "success", "termination", "policy", "group_id")
@@ -128,6 +128,48 @@ def test_what_was_made_before_a_kill_is_not_made_again(
     monkeypatch.setattr(sampled_shards, "sample_shard", make)
     assert same(sampled({"type": "here"}, again=True), expected)
     assert len(divided()) == 1
+
+
+def test_what_failed_by_no_doing_of_the_policy_before_a_kill_is_made_again(
+    sampled: Sampled, monkeypatch: pytest.MonkeyPatch, divided: Callable[[], list[int]], tmp_path: Path
+) -> None:
+    tasks = [task("served", "flaky_server:Flaky", number) for number in range(4)]
+    monkeypatch.setenv("FLAKY_SERVER", str(tmp_path / "up"))
+    (tmp_path / "up").touch()
+    expected = sampled({"type": "here"}, tasks)
+    assert {row.termination for row in expected.values()} == {Termination.ANSWERED}
+    make = sampled_shards.sample_shard
+
+    def stopped(path: Path, attempts: Any, *given: Any) -> None:
+        if path.name.startswith("1-"):
+            raise KeyboardInterrupt
+        (tmp_path / "up").write_text("but for task 1")
+        make(path, attempts, *given)
+        (tmp_path / "up").write_text("")
+
+    monkeypatch.setattr(sampled_shards, "sample_shard", stopped)
+    retry = {"limits": {"retry": {"attempts": 1}}}
+    with pytest.raises(KeyboardInterrupt):
+        sampled({"type": "here"}, tasks, **retry)
+    monkeypatch.setattr(sampled_shards, "sample_shard", make)
+    divided()
+    assert same(sampled({"type": "here"}, tasks, again=True, **retry), expected)
+    assert len(divided()) == 2, "of the first shard, what failed alone"
+    assert sampled.context is not None
+    assert "infra_errors" not in sampled.context.metrics
+
+
+def test_attempts_that_the_buffer_lacks_are_drawn_as_in_the_whole_shard(sampled: Sampled) -> None:
+    expected = sampled({"type": "here"})
+    context = sampled.context = sampled.harness._context(sample.name)
+    rows = [expected[key] for key in sorted(expected)][:4]
+    names = [context.trajectory_id(number) for number in range(4)]
+    there = [
+        row.model_copy(update={"trajectory_id": name, "episode_id": name, "group_id": names[number // 2 * 2]})
+        for number, (row, name) in enumerate(zip(rows, names, strict=True))
+    ]
+    context.append([there[0], there[2]], 0)
+    assert same(sampled({"type": "here"}, again=True), expected)
 
 
 def test_prompts_that_leave_no_room_are_said(sampled: Sampled, divided: Callable[[], list[int]]) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from agentrl.pipelines.handles import Table, Tasks, Trajectories
 from agentrl.pipelines.parts.common import count
-from agentrl.pipelines.parts.stored_tasks import KnownTasks
+from agentrl.pipelines.parts.stored_tasks import KnownTasks, TaskKey, key_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.rollouts.segments import by_attempt, whole
 from agentrl.schemas.task import Task
@@ -80,7 +80,7 @@ def tags(
     the store has two of one id.
     """
     known = KnownTasks(attempts, tasks)
-    abouts: dict[str, TaskTags] = {}
+    abouts: dict[TaskKey, TaskTags] = {}
     tallies: dict[tuple[str, str, str], Tally] = defaultdict(Tally)
     left_out: Counter[str] = Counter()
     for selection in attempts:
@@ -90,7 +90,7 @@ def tags(
                 left_out["other_decodings" if decoding is None else "unscored"] += 1
                 continue
             task = known.of(row)
-            about = abouts.get(task.task_id) or abouts.setdefault(task.task_id, about_of(task))
+            about = abouts.get(key_of(task)) or abouts.setdefault(key_of(task), about_of(task))
             left_out["without_tags"] += not about.tags
             policy = row.policy.partition("/")[0]
             tallies[policy, decoding, row.split].add(about, row.success, reached_by(row.final_state))

@@ -55,6 +55,14 @@ def test_success_and_subgoals_by_tag_are_those_of_cases_worked_by_hand(tmp_path:
     assert (metrics["without_tags"], metrics["other_decodings"], metrics["tags"]) == (1, 1, 3)
 
 
+def test_tasks_of_one_id_have_their_own_tags(tmp_path: Path) -> None:
+    harness = Harness(tmp_path)
+    other = task("a", tags=["short"]).model_copy(update={"prompt": "another question"})
+    attempts = [harness.trajectories([tried(0, BOTH, [0, 1]), tried(1, other, [])])]
+    result = harness.run(tags, attempts=attempts, tasks=[harness.tasks([BOTH, other])])["table"].table().to_pylist()
+    assert {item["tag"]: item["attempts"] for item in result} == {"foe": 1, "long": 1, "pet": 1, "short": 1}
+
+
 def test_tables_of_a_report_have_a_column_for_each_policy(tmp_path: Path) -> None:
     harness = Harness(tmp_path)
     rows = [tried(0, BOTH, [0, None], policy="warm"), tried(1, BOTH, [0, 1], policy="grpo")]

@@ -92,9 +92,10 @@ def weighted(pairs: list[Pair], trajectories: list[Trajectories]) -> Iterator[Pa
     return (pair.model_copy(update={"weight": weights[pair.chosen_id] * weights[pair.rejected_id]}) for pair in pairs)
 
 
-def by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
-    """Trajectories grouped by task, in order of first appearance."""
-    groups: dict[str, list[Trajectory]] = defaultdict(list)
+def by_task(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
+    """Trajectories grouped by task, in order of first appearance. Other settings of an environment may have drawn
+    another question under the same id, which is another task."""
+    groups: dict[tuple[str, str], list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
-        groups[trajectory.task_id].append(trajectory)
-    return dict(groups)
+        groups[trajectory.task_id, trajectory.prompt].append(trajectory)
+    return list(groups.values())

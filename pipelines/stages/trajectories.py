@@ -275,11 +275,24 @@ def reject(
     runs repeat is more seldom right by luck. The segments of an episode are one run, and are kept together. Unscored
     rows, and rows that are tagged as not trained on, are left out and counted. Rows keep their weights, and one that is
     given several times is one run."""
-    columns = ["trajectory_id", "episode_id", "segment", "task_id", "success", "reward", "n_steps", "n_tokens", "tags"]
-    tables = [selection.table([*columns, "input_ids"]) for selection in under(trajectories, scores, config.scorer)]
+    columns = [
+        "trajectory_id",
+        "episode_id",
+        "segment",
+        "task_id",
+        "prompt",
+        "success",
+        "reward",
+        "n_steps",
+        "n_tokens",
+    ]
+    columns += ["tags", "input_ids"]
+    tables = [selection.table(columns) for selection in under(trajectories, scores, config.scorer)]
     read = list({row["trajectory_id"]: row for table in tables for row in table.to_pylist()}.values())
     trained = [row for row in read if NOT_TRAINED not in row["tags"]]
     rows = [row for row in trained if row["success"] is not None and row["reward"] is not None]
+    for row in rows:  # other settings of an environment may have drawn another question under the same id
+        row["task_id"] = (row["task_id"], row["prompt"])
     same: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for run in map(_run, _episodes(filter(itemgetter("success"), rows))):
         same.setdefault((run["task_id"], run["tokens"] or run["trajectory_id"]), []).append(run)
@@ -297,7 +310,7 @@ def reject(
         for run in [min(equals, key=lambda run: (-run["reward"], run["trajectory_id"]))]
         if len(equals) >= config.agree
     ]
-    kept: dict[str, list[list[str]]] = {}
+    kept: dict[tuple[str, str], list[list[str]]] = {}
     for *_, ids, task_id in sorted(runs):
         kept_of_task = kept.setdefault(task_id, [])
         if len(kept_of_task) < config.keep:

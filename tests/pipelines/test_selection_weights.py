@@ -21,6 +21,7 @@ from agentrl.pipelines.stages.tasks import generate
 from agentrl.pipelines.stages.train import dpo, kto, offline, preference, sft
 from agentrl.pipelines.stages.trajectories import reject, sample, synthesize
 from agentrl.schemas.training import TrainingRow
+from agentrl.schemas.trajectory import Trajectory
 from agentrl.training.optimizer import OptimizerConfig
 from agentrl.training.rows import TrainingRows
 from agentrl.training.step import Trainer
@@ -153,6 +154,25 @@ def test_a_row_of_two_selections_is_paired_once(harness: Harness) -> None:
     ]
     assert len(pairs[0]) == 2
     assert pairs[0] == pairs[1]
+
+
+def test_another_question_under_the_same_id_is_another_task(harness: Harness) -> None:
+    _, given = in_groups_of_four(harness, [2])
+    rows = given.read()
+
+    def under(name: str, rows: list[Trajectory], **changed: Any) -> Trajectories:
+        ids = [f"{name}-{number}" for number in range(len(rows))]
+        return harness.trajectories(
+            row.model_copy(update={**changed, "trajectory_id": own, "episode_id": own})
+            for row, own in zip(rows, ids, strict=True)
+        )
+
+    solved = under("solved", [row for row in rows if row.success])
+    failed = under("failed", [row for row in rows if not row.success], prompt="another question")
+    assert len(harness.run(outcome, trajectories=[given])["pairs"].read()) == 2
+    assert not harness.run(outcome, trajectories=[solved, failed])["pairs"].read()
+    won = under("won", rows[:1], prompt="another question", success=True, reward=1.0)
+    assert len(harness.run(reject, trajectories=[solved, won])["trajectories"].ids()) == 2
 
 
 def test_groups_that_are_drawn_by_priority_have_the_advantages_of_all_rows(harness: Harness) -> None:

@@ -55,16 +55,12 @@ def agentq(
     left_out: Counter[str] = Counter()
     if config.kind == "trajectory":
         groups = by_task(whole_episodes(context, scored))
-        rows = [
-            pair
-            for group in groups.values()
-            for pair in trajectory_pairs(group, config.margin, config.per_task, left_out)
-        ]
+        rows = [pair for group in groups for pair in trajectory_pairs(group, config.margin, config.per_task, left_out)]
     else:
         policies = {row.trajectory_id: row.policy for row in scored}
         known = values_by_one(values, policies, config.other_prover) if values else None
         limits = config.margin, config.per_task, known, config.apart, left_out
-        rows = [pair for group in groups.values() for pair in step_pairs(group, *limits)]
+        rows = [pair for group in groups for pair in step_pairs(group, *limits)]
     left = sum(tagged_as_not_trained(selection) for selection in trajectories)
     context.metrics.update(tasks=len(groups), pairs=len(rows), unscored=len(read) - len(scored), not_trained=left)
     count(context, left_out)

@@ -42,9 +42,9 @@ def outcome(
     scored = [row for row in read if row.success is not None and row.reward is not None]
     groups = by_task(whole_episodes(context, scored))
     left_out: Counter[str] = Counter()
-    rows = [pair for group in groups.values() for pair in outcome_pairs(group, config.cut, config.per_task, left_out)]
+    rows = [pair for group in groups for pair in outcome_pairs(group, config.cut, config.per_task, left_out)]
     left = sum(tagged_as_not_trained(selection) for selection in trajectories)
-    both = sum(len({row.success for row in group}) == 2 for group in groups.values())
+    both = sum(len({row.success for row in group}) == 2 for group in groups)
     context.metrics.update(
         tasks=len(groups), mixed_tasks=both, pairs=len(rows), unscored=len(read) - len(scored), not_trained=left
     )

@@ -104,8 +104,8 @@ def rationalize(
     hinted = retried.read()
     stripped: list[Trajectory] = []
     ungrounded = 0
-    for task_id, retries in by_task(hinted).items():
-        task = unsolved[task_id]
+    for retries in by_task(hinted):
+        task = unsolved[retries[0].task_id]
         right = [row for row in retries if row.success]
         shown = hint_of(task).format(answer=json.loads(task.ground_truth))
         good = sorted((r for r in right if not only_repeats(r, task, shown)), key=lambda r: (r.n_steps, r.n_tokens))

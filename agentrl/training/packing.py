@@ -33,8 +33,8 @@ class Packing:
     ``places`` [rows, width] gives the node of each row's token; padding has node 0. ``owner`` [nodes] gives for each
     node one token that it stands for, as a position in flattened [rows x width].
 
-    Attention is computed for rows of about the same length at once, so that little of it is padding. ``groups`` has
-    [rows, width] of each such group, and ``attended`` [their sum] the nodes of all groups, one after the other. The
+    Attention is computed for rows of about the same length at once, so that little of it is padding. ``blocks`` has
+    [rows, width] of each such block, and ``attended`` [their sum] the nodes of all blocks, one after the other. The
     attention output at position ``outputs`` [nodes] of these becomes the output of the node.
 
     If the ranks of a ``sequence`` group compute it together, each has as many nodes of its own; the last ones may be
@@ -45,7 +45,7 @@ class Packing:
     positions: Tensor
     places: Tensor
     owner: Tensor
-    groups: tuple[tuple[int, int], ...]
+    blocks: tuple[tuple[int, int], ...]
     attended: Tensor
     outputs: Tensor
     sequence: "SequenceGroup | None" = None
@@ -93,11 +93,11 @@ def pack(
         places.append(path + [0] * (width - len(path)))
     padding = [0] * (-len(tokens) % group.size if group else 0)
     owners, of_rows = torch.tensor(owner + padding), torch.tensor(places)
-    groups = _groups([len(sequence) for sequence in sequences])
+    blocks = _blocks([len(sequence) for sequence in sequences])
     attended: list[Tensor] = []
     firsts = torch.zeros(len(sequences), dtype=torch.long)
-    widths = [max(len(sequences[row]) for row in rows) for rows in groups]
-    for rows, longest in zip(groups, widths, strict=True):
+    widths = [max(len(sequences[row]) for row in rows) for rows in blocks]
+    for rows, longest in zip(blocks, widths, strict=True):
         firsts[rows] = sum(part.numel() for part in attended) + longest * torch.arange(len(rows))
         attended.append(of_rows[rows, :longest].flatten())
     return Packing(
@@ -105,23 +105,23 @@ def pack(
         torch.tensor([positions + padding]),
         of_rows,
         owners,
-        tuple(zip(map(len, groups), widths, strict=True)),
+        tuple(zip(map(len, blocks), widths, strict=True)),
         torch.cat(attended),
         firsts[owners // width] + owners % width,
         group,
     )
 
 
-def _groups(lengths: Sequence[int]) -> list[list[int]]:
-    """The rows in groups of about the same length; within a group they keep their order, in which sums are rounded."""
+def _blocks(lengths: Sequence[int]) -> list[list[int]]:
+    """The rows in blocks of about the same length; within a block they keep their order, in which sums are rounded."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    groups = [[order[0]]]
+    blocks = [[order[0]]]
     for number, row in enumerate(order[1:], 1):
-        longest = lengths[groups[-1][0]]
+        longest = lengths[blocks[-1][0]]
         if (len(order) - number) * (longest**2 - lengths[row] ** 2) >= PADDED_SCORES:
-            groups.append([])
-        groups[-1].append(row)
-    return [sorted(rows) for rows in groups]
+            blocks.append([])
+        blocks[-1].append(row)
+    return [sorted(rows) for rows in blocks]
 
 
 def packed_attention(
@@ -157,12 +157,12 @@ def attention_within_rows(
     """The same over all nodes, for the heads that are given."""
     each = query.shape[1] // key.shape[1]
     repeated = each > 1 and _keeps_scores_of_groups(query)
-    sizes = [rows * width for rows, width in packing.groups]
+    sizes = [rows * width for rows, width in packing.blocks]
 
     def gathered(states: Tensor) -> Iterator[Tensor]:
-        """[1, heads, nodes, width] as [rows, heads, width of rows, width] of each group."""
+        """[1, heads, nodes, width] as [rows, heads, width of rows, width] of each block."""
         table = states[0].transpose(0, 1).flatten(1).index_select(0, packing.attended)
-        parts = zip(table.split(sizes), packing.groups, strict=True)
+        parts = zip(table.split(sizes), packing.blocks, strict=True)
         return (part.view(*shape, states.shape[1], -1).transpose(1, 2) for part, shape in parts)
 
     outputs = []

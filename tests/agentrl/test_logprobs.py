@@ -103,13 +103,13 @@ def test_a_common_prefix_is_computed_once() -> None:
     assert packing.input_ids.tolist() == [[1, 2, 3, 4, 5, 7]]
     assert packing.positions.tolist() == [[0, 1, 2, 3, 2, 0]]
     assert packing.places.tolist() == [[0, 1, 2, 3], [0, 1, 4, 0], [5, 0, 0, 0]]
-    assert packing.groups == ((3, 4),)
+    assert packing.blocks == ((3, 4),)
 
 
 def test_attention_is_computed_for_rows_of_about_the_same_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "PADDED_SCORES", 28)
     packing = pack([[1, 2], [3, 4, 5, 6, 7], [8], [9, 10, 11, 12]])
-    assert packing.groups == ((2, 5), (2, 2)), "the two short rows would compute 42 scores of padding among the first"
+    assert packing.blocks == ((2, 5), (2, 2)), "the two short rows would compute 42 scores of padding among the first"
     of_rows = [node for row in (1, 3, 0, 2) for node in packing.places[row].tolist()[: 5 if row in (1, 3) else 2]]
     assert packing.attended.tolist() == of_rows
     assert packing.attended[packing.outputs].tolist() == list(range(12)), "each output belongs to its node"

@@ -29,14 +29,16 @@ def in_order(nodes: "Mapping[str, Node]") -> "dict[str, Node]":
 def twins(nodes: "Mapping[str, Node]") -> Iterator[tuple[str, str, str]]:
     """(stage, input, what is wrong) where a stage reads the same of two stages that differ by their names alone.
     ``nodes`` are in order."""
-    made: dict[str, Hashable] = {}
+    made: dict[str, int] = {}  # stages that make the same have the same number
+    numbers: dict[Hashable, int] = {}
 
     def content(edge: "Edge") -> Hashable:
         return made.get(edge.stage, edge.stage), edge.output
 
     for name, node in nodes.items():
         inputs = tuple((field, tuple(map(content, edges))) for field, edges in node.inputs.items())
-        made[name] = node.stage.name, node.config.model_dump_json(), node.seed, inputs
+        key = node.stage.name, node.config.model_dump_json(), node.seed, inputs
+        made[name] = numbers.setdefault(key, len(numbers))
         for field, edges in node.inputs.items():
             first: dict[Hashable, Edge] = {}
             for edge in edges:

@@ -170,11 +170,11 @@ class RolloutRunner:
         refused: list[Trajectory] = []
         try:
             with rare_collections():
+                numbers = [index if each.number is None else each.number for index, each in enumerate(attempts)]
                 await flow.add(
                     [
                         NumberedAttempt(attempt, name, number, stream(seed, "row", number))
-                        for place_in_call, (attempt, name) in enumerate(zip(attempts, ids, strict=True))
-                        for number in [place_in_call if attempt.number is None else attempt.number]
+                        for attempt, name, number in zip(attempts, ids, numbers, strict=True)
                     ]
                 )
                 while groups := await flow.groups():

@@ -4,6 +4,7 @@ need an outcome refuse unscored rows.
 Each docstring says what the sampler does to the training distribution: what a loss averaged over its rows estimates.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -155,7 +156,7 @@ def diversity(rows: pl.DataFrame, n: int, seed: int = 0, *, by: str = "task_id")
 def curriculum(rows: pl.DataFrame, n: int, seed: int = 0, *, gate: float = 0.6) -> Sample:
     """Uniform over the levels that are open. The lowest level is open. The next one is open if the newest policy
     version that tried the level before it has a success rate of ``gate`` or more. Rows of closed levels have no chance
-    at all."""
+    at all; if the open ones have fewer than ``n``, all of theirs are drawn, and a warning says so."""
     _scored(rows, "success")
     newest = rows.filter(pl.col("policy_version") == pl.col("policy_version").max().over("level"))
     rates = dict(newest.group_by("level").agg(pl.col("success").mean()).sort("level").iter_rows())
@@ -165,6 +166,12 @@ def curriculum(rows: pl.DataFrame, n: int, seed: int = 0, *, gate: float = 0.6) 
             break
         opened.append(level)
     allowed = rows.filter(pl.col("level").is_in(opened))
+    if allowed.height < n:
+        warnings.warn(
+            f"curriculum draws {allowed.height} rows, not {n}: the levels that are open at gate {gate}, "
+            f"{', '.join(map(str, opened))}, have no more",
+            stacklevel=2,
+        )
     return uniform(allowed, min(n, allowed.height), seed)
 
 

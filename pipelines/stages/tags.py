@@ -13,7 +13,7 @@ from agentrl.pipelines.parts.stored_tasks import KnownTasks, TaskKey, key_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.rollouts.segments import by_attempt, whole
 from agentrl.schemas.task import Task
-from agentrl.statistics.intervals import wilson
+from agentrl.statistics.intervals import wilson_of_tasks
 
 DECODINGS = ("sampled", "greedy")
 SCHEMA = pa.schema(
@@ -41,13 +41,13 @@ class Tally:
     """Counts of the rollouts of one policy in one decoding, by tag."""
 
     def __init__(self) -> None:
-        self.attempts, self.successes = Counter[str](), Counter[str]()
+        self.outcomes: dict[str, dict[TaskKey, list[bool]]] = defaultdict(lambda: defaultdict(list))
         self.tried, self.reached = Counter[str](), Counter[str]()
 
-    def add(self, about: TaskTags, success: bool, reached: Sequence[Any]) -> None:
+    def add(self, task: TaskKey, about: TaskTags, success: bool, reached: Sequence[Any]) -> None:
         """One rollout; ``reached`` says of each subgoal what reached it, None if nothing did."""
-        self.attempts.update(about.tags)
-        self.successes.update(about.tags if success else ())
+        for tag in about.tags:
+            self.outcomes[tag][task].append(success)
         for name, by in zip(about.subgoals, reached, strict=False):
             self.tried[name] += 1
             if by is None:
@@ -55,10 +55,12 @@ class Tally:
             self.reached[name] += 1
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        for tag, attempts in sorted(self.attempts.items()):
-            low, high = wilson(self.successes[tag], attempts)
-            share = {"success": self.successes[tag] / attempts, "low": low, "high": high}
-            row: dict[str, Any] = {"tag": tag, "attempts": attempts, "successes": self.successes[tag], **share}
+        for tag, by_task in sorted(self.outcomes.items()):
+            outcomes = list(by_task.values())
+            attempts, successes = sum(map(len, outcomes)), sum(map(sum, outcomes))
+            low, high = wilson_of_tasks(outcomes)
+            share = {"success": successes / attempts, "low": low, "high": high}
+            row: dict[str, Any] = {"tag": tag, "attempts": attempts, "successes": successes, **share}
             if tried := self.tried[tag]:
                 row |= {"tried": tried, "reached": self.reached[tag], "share_reached": self.reached[tag] / tried}
             yield row
@@ -74,10 +76,10 @@ def tags(
     """Success of evaluations by each tag of their tasks, and how often a policy reaches each subgoal.
 
     A task has the ``tags`` and the named ``subgoals`` of its metadata, each name a tag too. A row for each policy,
-    decoding, split and tag: policy, decoding, split, tag, attempts, successes, success, low, high (Wilson 95 %); and of
-    subgoals: tried (rollouts that had reached all subgoals before it), reached, and share_reached, of these. Unscored
-    rows, rows of other decodings and rows of tasks that have no tag are left out and counted. ``tasks`` are needed if
-    the store has two of one id.
+    decoding, split and tag: policy, decoding, split, tag, attempts, successes, success, low, high (Wilson 95 %, by the
+    effective number of attempts if tasks were attempted several times); and of subgoals: tried (rollouts that had
+    reached all subgoals before it), reached, and share_reached, of these. Unscored rows, rows of other decodings and
+    rows of tasks that have no tag are left out and counted. ``tasks`` are needed if the store has two of one id.
     """
     known = KnownTasks(attempts, tasks)
     abouts: dict[TaskKey, TaskTags] = {}
@@ -90,10 +92,11 @@ def tags(
                 left_out["other_decodings" if decoding is None else "unscored"] += 1
                 continue
             task = known.of(row)
-            about = abouts.get(key_of(task)) or abouts.setdefault(key_of(task), about_of(task))
+            key = key_of(task)
+            about = abouts.get(key) or abouts.setdefault(key, about_of(task))
             left_out["without_tags"] += not about.tags
             policy = row.policy.partition("/")[0]
-            tallies[policy, decoding, row.split].add(about, row.success, reached_by(row.final_state))
+            tallies[policy, decoding, row.split].add(key, about, row.success, reached_by(row.final_state))
     count(context, left_out)
     tagged = [
         {"policy": policy, "decoding": decoding, "split": split, **row}

@@ -306,6 +306,11 @@ def test_curriculum_opens_levels_by_success() -> None:
     # only the newest policy counts: it has forgotten level 0
     forgot = rows.with_columns(success=(pl.col("level") < 1) & (pl.col("policy_version") < 9))
     assert set(drawn(curriculum(forgot, 200).ids)["level"]) == {0}
+    easiest = ROWS.filter(pl.col("level") == 0).height
+    with pytest.warns(
+        UserWarning, match=rf"curriculum draws {easiest} rows, not 900: .* open at gate 0\.6, 0, have no"
+    ):
+        assert len(curriculum(forgot, 900).ids) == easiest
 
 
 def test_a_sample_larger_than_the_rows_is_refused() -> None:

@@ -13,6 +13,7 @@ from agentrl.pipelines.stages.report import training_report
 from agentrl.pipelines.stages.tags import about_of, by_tag, tags
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import Trajectory
+from agentrl.statistics.intervals import wilson
 
 
 def task(name: str, **metadata: Any) -> Task:
@@ -53,6 +54,15 @@ def test_success_and_subgoals_by_tag_are_those_of_cases_worked_by_hand(tmp_path:
     ]
     assert [item["share_reached"] for item in result] == [pytest.approx(2 / 3), None, pytest.approx(2 / 3), 0.0]
     assert (metrics["without_tags"], metrics["other_decodings"], metrics["tags"]) == (1, 1, 3)
+
+
+def test_attempts_at_one_task_are_no_tasks_of_their_own(tmp_path: Path) -> None:
+    rows = [tried(number, BOTH, [0, 1]) for number in range(8)] + [
+        tried(8 + number, ONE, [None]) for number in range(8)
+    ]
+    [pet] = [item for item in measured(Harness(tmp_path), rows)[0] if item["tag"] == "pet"]
+    assert (pet["attempts"], pet["successes"], pet["success"]) == (16, 8, 0.5)
+    assert (pet["low"], pet["high"]) == pytest.approx(wilson(1, 2)), "one of two tasks is always solved, one never"
 
 
 def test_tasks_of_one_id_have_their_own_tags(tmp_path: Path) -> None:

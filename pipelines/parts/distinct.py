@@ -1,11 +1,12 @@
 """The rows of several selections, each once, and what they count."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentrl.pipelines.handles import Trajectories
+from agentrl.schemas.trajectory import Trajectory
 
 
 def distinct(selections: Sequence[Trajectories]) -> pa.Array:
@@ -13,6 +14,16 @@ def distinct(selections: Sequence[Trajectories]) -> pa.Array:
     return pc.unique(
         pa.chunked_array(chunk for selection in selections for chunk in selection.selection()["trajectory_id"].chunks)
     )
+
+
+def rows_of(selections: Sequence[Trajectories]) -> Iterator[Trajectory]:
+    """Whole rows of selections in their order, each once."""
+    known = set[str]()
+    for selection in selections:
+        for row in selection.read():
+            if row.trajectory_id not in known:
+                known.add(row.trajectory_id)
+                yield row
 
 
 def weights_in(selections: Sequence[Trajectories], ids: pa.Array) -> list[float] | None:

@@ -62,7 +62,7 @@ def test_equal_rollouts_are_one_task_whose_right_verdict_is_the_verified_success
 ) -> None:
     unknown = harness.trajectories([rollout("unknown", "Fay", None)])
     config = {"rubrics": ["It says a name."], "question": "Right?"}
-    made = harness.run(judge, config, trajectories=[rows, unknown])
+    made = harness.run(judge, config, trajectories=[rows, unknown, rows])  # each row counts once
     tasks = made["tasks"].read()
     assert tasks[0].prompt == "Task: t?\nAgent: Ann\nIt says a name.\nRight?"
     assert [json.loads(task.ground_truth) for task in tasks] == ["yes", "no", "no", "no"]
@@ -77,9 +77,8 @@ def test_the_highest_score_of_a_task_is_preferred_to_the_lowest(harness: Harness
     compare. The verdicts rank all pairs of a right and a wrong rollout rightly."""
     tasks = harness.run(judge, trajectories=[rows])["tasks"]
     answers = {"Ann": ["yes", "Yes.", "no"], "Bob": ["no", "yes", "no"], "Cy": ["no", "no", "maybe"], "Eve": ["no"] * 3}
-    done = harness.run(
-        scores_from_verdicts, {"scorer": "own"}, tasks=[tasks], trajectories=[verdicts(harness, answers, tasks.read())]
-    )
+    given = verdicts(harness, answers, tasks.read())
+    done = harness.run(scores_from_verdicts, {"scorer": "own"}, tasks=[tasks], trajectories=[given, given])
     by_row = {row["trajectory_id"]: row for row in done["scores"].table().to_pylist()}
     assert {name: row["success"] for name, row in by_row.items()} == {
         "a": True, "bb": True, "ccc": None, "dddd": False, "eeeee": None,

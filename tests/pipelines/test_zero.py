@@ -152,7 +152,8 @@ def judged(harness: Harness, config: dict[str, Any], outcomes: dict[str, list[bo
     proposals = harness.trajectories(saying(harness, asked, texts))
     tasks: Tasks = harness.run(from_proposals, trajectories=[proposals], heldout=[])["tasks"]
     rows = [row for task in tasks.read() for row in solved(task, outcomes[task.prompt])]
-    inputs = {"proposals": [proposals], "tasks": [tasks], "solutions": [harness.trajectories(rows)]}
+    solutions = harness.trajectories(rows)
+    inputs = {"proposals": [proposals] * 2, "tasks": [tasks], "solutions": [solutions, solutions]}  # each row once
     made = harness.run(judge, {"scorer": "zero", **config}, **inputs)
     rewards = {score["trajectory_id"]: score["reward"] for score in made["scores"].table().to_pylist()}
     return made, [rewards[name] for name in proposals.ids()], {row.trajectory_id: row for row in rows}, rewards
@@ -192,7 +193,8 @@ def test_without_a_verifier_the_answer_of_the_majority_is_right(harness: Harness
     proposals = harness.trajectories(saying(harness, asked, ["attic to bath?"]))
     tasks = harness.run(from_proposals, trajectories=[proposals], heldout=[])["tasks"]
     rows = solved(tasks.read()[0], [False] * 4, ["Here.", "here", "there", ""])
-    inputs = {"proposals": [proposals], "tasks": [tasks], "solutions": [harness.trajectories(rows)]}
+    solutions = harness.trajectories(rows)
+    inputs = {"proposals": [proposals] * 2, "tasks": [tasks], "solutions": [solutions, solutions]}  # each row once
     made = harness.run(judge, {"labels": "majority", "scorer": "zero"}, **inputs)
     scores = made["scores"].table().to_pylist()
     assert [score["reward"] for score in scores] == [0.5, 1, 1, 0, 0]

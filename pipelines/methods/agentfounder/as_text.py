@@ -12,6 +12,7 @@ from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.methods.agentfounder.texts import Decisions, plan, reason
 from agentrl.pipelines.parts.common import count, refuse_measured, written_about
+from agentrl.pipelines.parts.distinct import rows_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Termination, Trajectory
 
@@ -70,10 +71,10 @@ def as_text(context: Context, config: TextConfig, trajectories: list[Trajectorie
 
 def _rows(trajectories: Sequence[Trajectories]) -> tuple[list[Trajectory], Counter[str]]:
     """Scored rows with turns, each once, and how many others were left out, by reason."""
-    rows = {row.trajectory_id: row for selection in trajectories for row in selection.read()}
-    refuse_measured({name: row.split for name, row in rows.items()})
+    rows = list(rows_of(trajectories))
+    refuse_measured({row.trajectory_id: row.split for row in rows})
     left, kept = Counter[str](), list[Trajectory]()
-    for row in rows.values():
+    for row in rows:
         if NOT_TRAINED in row.tags:
             left["not_trained"] += 1
         elif row.success is None:

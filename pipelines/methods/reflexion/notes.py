@@ -12,6 +12,7 @@ from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, NoteTable, Tasks, Trajectories
 from agentrl.pipelines.parts.budget import SamplingConfig
 from agentrl.pipelines.parts.common import count, environment, load_policy, secrets_of
+from agentrl.pipelines.parts.distinct import rows_of
 from agentrl.pipelines.parts.in_context import check_training
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.rewards.answers import final_answer
@@ -49,7 +50,7 @@ def reflect(
     """Reflexion: a note of each failed attempt at a task that none of the given rows solved, at most ``memory`` for a
     task. ``notes`` of earlier rounds come first; how often they were shown and helped is counted. Rows of other splits
     than train are refused."""
-    rows = list({row.trajectory_id: row for selection in trajectories for row in selection.read()}.values())
+    rows = list(rows_of(trajectories))
     _check_split(rows)
     earlier = notes.read() if notes else []
     check_training(earlier)

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from agentrl.datastore.search.experience import render
 from agentrl.environments import EnvironmentChoice
 from agentrl.pipelines.handles import Tasks, Trajectories
+from agentrl.pipelines.parts.distinct import rows_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.schemas.task import Task
 from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Trajectory
@@ -114,17 +115,16 @@ def _measured(sources: set[str], share: float, seed: int) -> set[str]:
 
 
 def _all(given: Sequence[Trajectories], config: PredictConfig, counts: Counter[str]) -> Iterator[_Triple]:
-    for selection in given:
-        for row in selection.read():
-            if row.split != "train":
-                raise ValueError(
-                    f"{row.trajectory_id} is of split {row.split}, and nothing is made of rows of tasks that policies "
-                    "are measured on; choose rows with trajectories.select, where: split = 'train'"
-                )
-            if NOT_TRAINED in row.tags:
-                counts["not_trained"] += 1
-                continue
-            yield from _of(row, config, counts)
+    for row in rows_of(given):
+        if row.split != "train":
+            raise ValueError(
+                f"{row.trajectory_id} is of split {row.split}, and nothing is made of rows of tasks that policies "
+                "are measured on; choose rows with trajectories.select, where: split = 'train'"
+            )
+        if NOT_TRAINED in row.tags:
+            counts["not_trained"] += 1
+            continue
+        yield from _of(row, config, counts)
 
 
 def _of(row: Trajectory, config: PredictConfig, counts: Counter[str]) -> Iterator[_Triple]:

@@ -14,6 +14,7 @@ from agentrl.datastore.search.experience import render
 from agentrl.environments import EnvironmentChoice
 from agentrl.pipelines.handles import Scores, Tasks, Trajectories
 from agentrl.pipelines.parts.common import count
+from agentrl.pipelines.parts.distinct import rows_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.rewards.answers import final_answer, normalized
 from agentrl.schemas.arrow import to_table
@@ -52,7 +53,7 @@ def judge(context: Context, config: JudgeTasksConfig, trajectories: list[Traject
     end = "\n".join([*config.rubrics, config.question])
     left_out: Counter[str] = Counter()
     by_prompt: dict[str, list[Trajectory]] = defaultdict(list)
-    for row in (row for selection in trajectories for row in selection.read()):
+    for row in rows_of(trajectories):
         if reason := _why_not(row):
             left_out[reason] += 1
             continue
@@ -124,7 +125,7 @@ def scores_from_verdicts(
     """
     answers: dict[str, list[bool]] = defaultdict(list)
     asked: Counter[str] = Counter()
-    for row in (row for selection in trajectories for row in selection.read()):
+    for row in rows_of(trajectories):
         asked[row.task_id] += 1
         word = normalized(final_answer(row) or "")
         if word in VERDICTS.values():

@@ -13,6 +13,7 @@ from agentrl.engines.seeds import stream
 from agentrl.pipelines.handles import Model, NoteTable, Tasks, Trajectories
 from agentrl.pipelines.parts.budget import SamplingConfig, check_room
 from agentrl.pipelines.parts.common import count, load_policy, record_dialect, rollout_runner
+from agentrl.pipelines.parts.distinct import rows_of
 from agentrl.pipelines.parts.in_context import InContext, Showing
 from agentrl.pipelines.parts.outcomes import record_failures, warn_of_ends
 from agentrl.pipelines.parts.pairing import by_task
@@ -137,7 +138,7 @@ def _errors(context: Context, trajectories: list[Trajectories], unsolved: "dict[
     """What the last failed attempt at each unsolved task ended with: its last observation; without one, how it ended.
     Rows that are not trained on, and rows of failures that are not the policy's, say nothing."""
     errors: dict[str, str] = {}
-    for row in (row for selection in trajectories for row in selection.read()):
+    for row in rows_of(trajectories):
         if row.task_id not in unsolved or row.success is not False or NOT_TRAINED in row.tags:
             continue
         seen = [message.content for message in row.messages if message.role is Role.TOOL]

@@ -5,6 +5,7 @@ from typing import Any
 
 from agentrl.pipelines.handles import Tasks, Trajectories
 from agentrl.pipelines.parts.common import count
+from agentrl.pipelines.parts.distinct import rows_of
 from agentrl.pipelines.parts.retries import check_trained_on
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.rewards.behaviour import arguments_of, calls_of
@@ -27,7 +28,7 @@ def with_calls(context: Context, config: ReferenceConfig, tasks: Tasks, trajecto
     check_trained_on(rows)
     asked, calls = {task.task_id for task in rows}, dict[str, list[dict[str, Any]]]()
     left = {"not_trained": 0, "unreadable": 0, "without_calls": 0}
-    for row in (row for selection in trajectories for row in selection.read()):
+    for row in rows_of(trajectories):
         if not row.success or row.task_id not in asked:
             continue
         made = [{"name": call.name, "arguments": arguments_of(call)} for call in calls_of(row)]

@@ -16,6 +16,7 @@ from agentrl.pipelines.methods.voyager.again import MadeAgain, env_of, verified
 from agentrl.pipelines.methods.voyager.induce import Induced, induced
 from agentrl.pipelines.methods.voyager.retrieval import SkillTests, fitting, skill_of
 from agentrl.pipelines.parts.common import count, environment, refuse_measured, warn_of_error
+from agentrl.pipelines.parts.distinct import rows_of
 from agentrl.pipelines.parts.in_context import check_training
 from agentrl.pipelines.parts.stored_tasks import KnownTasks
 from agentrl.pipelines.stage import Context, StageConfig, stage
@@ -201,7 +202,7 @@ def _successes(
     succeed. The metrics count what was left out, by reason."""
     rows, left_out = dict[str, Trajectory](), Counter[str]()
     trials, wins = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for row in {row.trajectory_id: row for selection in trajectories for row in selection.read()}.values():
+    for row in rows_of(trajectories):
         names = {(base_of(row.env), call.name) for message in row.messages for call in message.tool_calls}
         trials.update(names)
         wins.update(names if row.success else ())

@@ -7,6 +7,7 @@ from pydantic import Field
 from agentrl.pipelines.handles import Trajectories
 from agentrl.pipelines.methods.vpt.gaps import bare, shown
 from agentrl.pipelines.parts.common import count, refuse_measured, written_about
+from agentrl.pipelines.parts.distinct import rows_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.schemas.trajectory import NOT_TRAINED, Message, Role, Termination, ToolCall, Trajectory
 
@@ -29,11 +30,11 @@ def inverse(context: Context, config: InverseWindow, trajectories: list[Trajecto
     """What an inverse model is trained on, by ``train.sft``: each call of the rows, after what came before it and the
     result that came after it (VPT: Baker et al. 2022, arXiv 2206.11795, section 2). A row of two messages, as often as
     it comes. Rows of other splits than train are refused."""
-    rows = {row.trajectory_id: row for selection in trajectories for row in selection.read()}
-    refuse_measured({name: row.split for name, row in rows.items()})
+    rows = list(rows_of(trajectories))
+    refuse_measured({row.trajectory_id: row.split for row in rows})
     left = Counter(not_trained=0, without_calls=0, unanswered=0)
     made: list[Trajectory] = []
-    for row in rows.values():
+    for row in rows:
         conversation = bare(row)
         known = [(number, gap.call) for number, gap in enumerate(conversation.gaps) if gap.call]
         left["unanswered"] += conversation.unanswered

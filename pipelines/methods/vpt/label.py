@@ -21,6 +21,7 @@ from agentrl.pipelines.methods.vpt.gaps import bare, counted, shown
 from agentrl.pipelines.methods.vpt.inverse import InverseWindow
 from agentrl.pipelines.parts.budget import SamplingConfig, check_room
 from agentrl.pipelines.parts.common import count, environment, policy_of, refuse_measured, secrets_of, warn_of_error
+from agentrl.pipelines.parts.distinct import rows_of
 from agentrl.pipelines.parts.stored_tasks import KnownTasks
 from agentrl.pipelines.stage import Context, reveal, stage
 from agentrl.rollouts.continuations import check_replayable
@@ -127,11 +128,11 @@ def label_calls(
 
 def _logs(trajectories: Sequence[Trajectories], hide: bool) -> tuple[list[LoggedRow], Counter[str]]:
     """Rows to label, each once, and how many others were left out, by reason."""
-    rows = {row.trajectory_id: row for selection in trajectories for row in selection.read()}
-    refuse_measured({name: row.split for name, row in rows.items()})
-    episodes = Counter(row.episode_id for row in rows.values())
+    rows = list(rows_of(trajectories))
+    refuse_measured({row.trajectory_id: row.split for row in rows})
+    episodes = Counter(row.episode_id for row in rows)
     logs, left = list[LoggedRow](), Counter[str]()
-    for row in rows.values():
+    for row in rows:
         conversation = bare(row)
         if NOT_TRAINED in row.tags:
             left["not_trained"] += 1

@@ -14,6 +14,7 @@ from agentrl.environments.propose import Propose, shown_by
 from agentrl.environments.task_splits import digest
 from agentrl.pipelines.handles import Tasks, Trajectories
 from agentrl.pipelines.parts.common import count, environment, refuse_measured
+from agentrl.pipelines.parts.distinct import rows_of
 from agentrl.pipelines.parts.measured_tasks import MeasuredTasks, refuse_measured_tasks
 from agentrl.pipelines.parts.stored_tasks import KnownTasks
 from agentrl.pipelines.stage import Context, StageConfig, stage
@@ -68,7 +69,7 @@ def from_proposals(
     """The tasks that rollouts of the environment ``propose`` made, each prompt once. None is one that was shown, or one
     of ``heldout``, by its prompt, by the goal that its environment names, or by how it is put together: wire all tasks
     there that anything is measured on. The metrics count what was refused, by reason."""
-    rows = [row for selection in trajectories for row in selection.read()]
+    rows = list(rows_of(trajectories))
     refuse_measured({row.trajectory_id: row.split for row in rows})
     held = [task for handle in heldout for task in handle.read()]
     made = {row.trajectory_id: made_by(row) for row in rows}

@@ -11,6 +11,7 @@ from agentrl.pipelines.handles import Scores, Tasks, Trajectories
 from agentrl.pipelines.methods.zero.ask import made_by, named
 from agentrl.pipelines.methods.zero.rewards import AbsoluteZero, Difficulty
 from agentrl.pipelines.parts.common import refuse_measured
+from agentrl.pipelines.parts.distinct import rows_of
 from agentrl.pipelines.stage import Context, StageConfig, stage
 from agentrl.rewards.answers import Declared, final_answer, normalized
 from agentrl.schemas.arrow import to_table
@@ -73,8 +74,8 @@ def judge(
     Raises ValueError that names a solution of none of the ``tasks``, or a row that is not of the train split.
     """
     scorer = config.scorer or context.stage
-    asked = [row for selection in proposals for row in selection.read()]
-    tried = [row for selection in solutions for row in selection.read()]
+    asked = list(rows_of(proposals))
+    tried = list(rows_of(solutions))
     refuse_measured({row.trajectory_id: row.split for row in [*asked, *tried]})
     names = {task.task_id: named(task) for handle in tasks for task in handle.read()}
     solved = _by_task(tried, names, config)

@@ -14,7 +14,7 @@ export HF_HUB_DISABLE_TELEMETRY = 1
 # each process would compile the checkout anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run pictures bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-servers test-vllm-in-process test-vllm-slow test-adapters test-harness test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-scale-data bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer bench-cut bench-cluster clean
+.PHONY: run pictures bubblewrap agents test test-docker test-slow test-ci-slow test-faults test-vllm test-vllm-servers test-vllm-in-process test-vllm-slow test-adapters test-harness test-slurm slurm test-viewer test-extras chromium docs lint format quickstart-seeds bench-rollouts bench-buffer bench-formats bench-scale-store bench-scale-data bench-pipelines bench-training bench-learning bench-methods bench-scale bench-environments bench-online bench-prompts bench-families bench-viewer bench-cut bench-cluster clean
 
 run: $(VENV)/.run
 	@$(BIN)/agentrl run quickstart --jobs 2 --store $(STORE)
@@ -85,6 +85,10 @@ agents: $(AGENTS)/.ready
 # these agents themselves, in front of the recorder and as an environment
 test-harness: $(VENV)/.dev $(AGENTS)/.ready
 	AGENTS=$(abspath $(AGENTS)) $(BIN)/pytest -m harness --durations=0 tests/agentrl/test_harness_clients.py tests/agentrl/test_harness_agents.py
+
+# jobs, ranks and servers on a real Slurm of two nodes, both this machine, which the tests start and stop
+test-slurm: $(VENV)/.dev slurm
+	$(BIN)/pytest -m slurm --durations=0 $(call marked,slurm)
 
 # the viewer in Debian's chromium; screenshots are in build/viewer
 test-viewer: $(VENV)/.viewer chromium
@@ -157,6 +161,12 @@ clean:
 bubblewrap:
 	@command -v bwrap >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq bubblewrap; } || \
 	  { echo "Tests run untrusted code in bubblewrap. Install it: sudo apt-get install bubblewrap"; exit 1; }
+
+slurm:
+	@PATH="$$PATH:/usr/sbin:/sbin"; { command -v slurmctld && command -v slurmd && command -v sbatch && command -v munged; } >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	    apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge; } || \
+	  { echo "Tests of Slurm start one. Install it: sudo apt-get install slurmctld slurmd slurm-client munge"; exit 1; }
 
 chromium:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq chromium; } || \

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from real_slurm import slurm, slurm_of_session
 from toy_project import project
 
-__all__ = ["project"]
+__all__ = ["project", "slurm", "slurm_of_session"]
 
 # A second thread of torch for small models takes longer than none, and many times as long beside other programs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,8 +1,9 @@
 """A pipeline file: what is written in YAML, before names are resolved. ``agentrl schema pipeline`` exports it."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=80)]
 """Letters, digits, ``_`` and ``-``: names become folders and parts of trajectory ids."""
@@ -12,6 +13,12 @@ Edges = str | list[str]
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+
+OF_ARRAYS = re.compile(
+    r"(--(array|job-name|output|error|parsable|wait|wrap|test-only|clusters|cluster)(=|$)|-[aJoeWM])"
+)
+"""Options of sbatch by which the shards of a stage are submitted and found again."""
 
 
 class ShardEngine(_Strict):
@@ -35,6 +42,14 @@ class ShardEngine(_Strict):
         None, description="A folder that all workers see; None: the store's own, which a store on S3 has not"
     )
     options: list[str] = Field([], description="More options of sbatch, such as --partition=cpu")
+
+    @field_validator("options")
+    @classmethod
+    def _not_ours(cls, options: list[str]) -> list[str]:
+        for option in options:
+            if OF_ARRAYS.match(option):
+                raise ValueError(f"{option}: jobs are named, numbered, watched and logged by the stage; leave it out")
+        return options
 
     @model_validator(mode="after")
     def _of_a_pool(self) -> "ShardEngine":

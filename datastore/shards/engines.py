@@ -80,10 +80,10 @@ def _pool(kind: str, engine: ShardEngine, folder: Path) -> Pool:
         return RayTasks(engine.workers, engine.memory_gib, engine.gpus)
     if kind == "slurm":
         jobs = SlurmJobs(engine.workers, engine.memory_gib, [*_gres(engine), *engine.options])
-        return Queued(folder, jobs)
+        return Queued(folder, jobs, engine.workers)
     if kind == "prefect":
         assert engine.pool is not None
-        return Queued(folder, PrefectJobs(engine.pool), engine.workers)
+        return Queued(folder, PrefectJobs(engine.pool, engine.workers), engine.workers)
     return LocalProcesses(workers_of(engine), engine.gpus)
 
 

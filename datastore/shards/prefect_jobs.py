@@ -10,6 +10,8 @@ from uuid import UUID
 from agentrl.datastore.optional import optional
 from agentrl.datastore.shards.shard import ShardError
 
+MOST = 1000
+"""Flow runs at a time, if a pipeline says no number."""
 PAGE = 200
 """Flow runs that Prefect's server tells of at once."""
 LOOK_S = 5.0
@@ -17,9 +19,10 @@ LOOK_S = 5.0
 
 
 class PrefectJobs:
-    """Raises ShardError if there is no server, or no such pool in it."""
+    """``workers``: how many flow runs may be there at once. Raises ShardError if there is no server, or no such pool in
+    it."""
 
-    def __init__(self, pool: str) -> None:
+    def __init__(self, pool: str, workers: int | None = None) -> None:
         settings = optional("prefect.settings", "prefect")
         from prefect.client.orchestration import get_client
         from prefect.exceptions import ObjectNotFound
@@ -30,6 +33,7 @@ class PrefectJobs:
                 "PREFECT_API_URL, or choose another profile by `prefect profile use`"
             )
         self._client = get_client(sync_client=True).__enter__()
+        self.most = workers or MOST
         self._pool, self._url = pool, str(self._client.api_url).rstrip("/")
         if error := self._client.api_healthcheck():
             reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -124,6 +128,7 @@ class PrefectJobs:
         self._runs.pop(number, None)
 
     def close(self) -> None:
+        self.cancel(list(self._runs))
         self._client.__exit__(None, None, None)
 
 

@@ -16,12 +16,14 @@ LOOK_S = 5.0
 """Seconds between two looks at which jobs the scheduler still has."""
 GONE = 2
 """Looks in a row at which it has no job of a shard that did not end, until the shard counts as lost."""
-MOST = 1000
-"""Jobs at a time: those of an array, by Slurm's default."""
 
 
 class Jobs(Protocol):
     """A scheduler. A job is known by the number of its shard."""
+
+    @property
+    def most(self) -> int:
+        """How many may be submitted while none runs; if that is more than are to run at once, it sees to that."""
 
     @property
     def notice(self) -> str:
@@ -38,17 +40,18 @@ class Jobs(Protocol):
     def forget(self, number: int) -> None:
         """It ended."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Cancel all that are left."""
 
 
 class Queued:
-    """A pool of jobs. ``workers``: how many may be submitted at once; None: as many as :data:`MOST`."""
+    """A pool of jobs. ``workers``: how many may run at once; None: as many as are submitted."""
 
     def __init__(self, folder: Path, jobs: Jobs, workers: int | None = None) -> None:
         self._folder = (folder / f"jobs-{uuid.uuid4().hex[:12]}").absolute()
         self._folder.mkdir(parents=True)
         self._jobs = jobs
-        self._most = workers or MOST
+        self._workers = workers or jobs.most
         self._running: dict[int, str] = {}
         """Number of a shard -> the worker that began with it, empty if none did."""
         self._missed: dict[int, int] = {}
@@ -56,7 +59,9 @@ class Queued:
 
     @property
     def room(self) -> int:
-        return self._most - len(self._running)
+        """A scheduler keeps ``workers`` for those that it is given together. What comes later counts from here, such
+        as shards that are made again, so that all of them keep it."""
+        return max(0, self._workers - len(self._running)) if self._running else self._jobs.most
 
     @property
     def working(self) -> dict[int, str]:
@@ -119,6 +124,5 @@ class Queued:
             self._jobs.cancel([number])
 
     def close(self) -> None:
-        self._jobs.cancel(list(self._running))
         self._running = {}
         self._jobs.close()

@@ -13,6 +13,7 @@ from agentrl.datastore import TrajectoryBuffer
 from agentrl.datastore.curation.curate import curate
 from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.shards import engine as shards
+from agentrl.datastore.shards import queued
 from agentrl.datastore.shards.divide import Divide
 from agentrl.datastore.shards.engines import running
 from agentrl.schemas.pipeline import ShardEngine
@@ -94,6 +95,7 @@ def kept(
 def main() -> None:
     """Curate a store, and write what is left: STORE WORK RESULT ENGINE"""
     shards.TRIES = 1000  # kills come from outside, and may meet one shard often
+    queued.LOOK_S = 0.5
     store, work, result, engine = sys.argv[1:]
     answer = kept(TrajectoryBuffer(store), ShardEngine.model_validate_json(engine), Path(work))
     Path(result).write_text(json.dumps(answer))

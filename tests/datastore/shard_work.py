@@ -54,3 +54,28 @@ def warns(path: Path, *texts: str) -> None:
     for text in texts:
         warnings.warn(text, stacklevel=1)
     write(path, "done")
+
+
+def alone(path: Path, busy: Path) -> None:
+    """Fail if another one runs at the same time."""
+    busy.mkdir()
+    time.sleep(1)
+    busy.rmdir()
+    write(path, "done")
+
+
+def takes(path: Path, mib: int) -> None:
+    """Memory, for a while."""
+    kept = bytearray(mib * 2**20)
+    time.sleep(60)
+    write(path, str(len(kept)))
+
+
+def waits(path: Path, other: Path, fails: int = 0) -> None:
+    """Until there is another file; fail so many times."""
+    tries = count(path)
+    while not other.exists():
+        time.sleep(0.1)
+    if tries <= fails:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+    write(path, "done")

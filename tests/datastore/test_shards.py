@@ -17,7 +17,7 @@ from agentrl.datastore.curation.pieces import Piece
 from agentrl.datastore.errors import StoreError
 from agentrl.datastore.shards import engine, queued, ray_tasks
 from agentrl.datastore.shards.engine import run
-from agentrl.datastore.shards.engines import running, shared_folder
+from agentrl.datastore.shards.engines import engine_of, running, shared_folder
 from agentrl.datastore.shards.heard import heard
 from agentrl.datastore.shards.local import LocalProcesses
 from agentrl.datastore.shards.queued import Queued
@@ -193,9 +193,11 @@ def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_jobs_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By stand-ins for sbatch, squeue and scancel, which start real processes."""
     commands = Path(__file__).parent / "slurm_commands"
-    with pytest.raises(ShardError, match="sbatch is not on this machine"):
-        run([shard("write", tmp_path / "x", "")], Queued(tmp_path, SlurmJobs(None)), silent)
-    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ShardError, match="scontrol is not on this machine"):
+        SlurmJobs(None)
+    monkeypatch.setenv("PATH", f"{commands}:{path}")
     monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "spool"))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(queued, "LOOK_S", 0.2)
@@ -220,3 +222,10 @@ def test_work_that_is_small_starts_no_process(tmp_path: Path) -> None:
         run_them([shard("write", tmp_path / "0", str(os.getpid()))], "writing")
         run_them([], "nothing")
     assert told == [(1, 1, ShardsNow(what="writing"))]
+
+
+def test_options_by_which_jobs_are_found_again_are_refused() -> None:
+    for option in ("--array=0-3", "--job-name=mine", "-o", "-Mother", "--wrap", "--clusters=all"):
+        with pytest.raises(StoreError, match=rf"options: {option}: jobs are named.* leave it out"):
+            engine_of({"type": "slurm", "options": [option]})
+    engine_of({"type": "slurm", "options": ["--account=a", "-p", "cpu", "--nodelist=n1", "--mem-per-cpu=1G"]})

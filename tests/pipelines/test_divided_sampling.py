@@ -1,5 +1,6 @@
 """Rollouts are the same whoever makes their shards, after kills too; what cannot be divided is refused."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import pytest
 from architectures import lookup_tasks, qwen
 from faulty_shop import task
+from real_slurm import RealSlurm, until
 from test_sample_engines import PIPELINE
 
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.shards import queued
 from agentrl.datastore.shards.shard import ShardError
 from agentrl.engines.configs import OpenAIConfig
 from agentrl.pipelines.file.load import load
@@ -209,6 +212,19 @@ def test_processes_that_are_killed_make_the_same_rows(sampled: Sampled, tmp_path
     rows = sampled({"type": "processes", "workers": 2}, again=True, rewards=[{**dying, "rows": victims}])
     assert same(rows, expected)
     assert len(list((tmp_path / "killed").iterdir())) == 2
+
+
+@pytest.mark.slurm
+def test_jobs_of_a_real_slurm_make_the_same_rows(
+    sampled: Sampled, tmp_path: Path, slurm: RealSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queued, "LOOK_S", 0.5)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1] / "agentrl"), str(Path(__file__).parent)])
+    )
+    expected = sampled({"type": "here"})
+    assert same(sampled({"type": "slurm"}), expected)
+    until(lambda: not slurm.jobs())
 
 
 @pytest.mark.slow

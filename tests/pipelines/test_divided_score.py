@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from judge_server import judging
+from real_slurm import RealSlurm, until
 from test_not_trained import acted
 
 from agentrl.datastore.errors import StoreError
@@ -96,6 +97,22 @@ def test_jobs_of_slurm_give_the_same(scored: Score, tmp_path: Path, monkeypatch:
     with judging(verdict) as server:
         rewards = [{"type": "judge", "weight": 0.5, "engines": [server.engine]}]
         assert scored({"type": "slurm", "workers": 2, "shards": 2}, rewards) == scored({}, rewards)
+
+
+@pytest.mark.slurm
+def test_jobs_of_a_real_slurm_give_the_same_and_are_made_again(
+    scored: Score, tmp_path: Path, slurm: RealSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queued, "LOOK_S", 0.5)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    (tmp_path / "killed").mkdir()
+    dying = {"type": "dying_reward:Dying", "folder": str(tmp_path / "killed"), "weight": 0.25}
+    with judging(verdict) as server:
+        judge = {"type": "judge", "weight": 0.5, "engines": [server.engine]}
+        expected = scored({}, [judge, {**dying, "rows": []}])
+        engine = {"type": "slurm", "workers": 2, "shards": 3}
+        assert scored(engine, [judge, {**dying, "rows": ["a4"]}]) == expected
+    until(lambda: not slurm.jobs())
 
 
 @pytest.mark.slow

@@ -25,7 +25,8 @@ class Srun:
         self.options = list(options)
 
     def command(self, machine: str, script: str) -> list[str]:
-        return [*SRUN, *SHARED, f"--nodelist={machine}", *self.options, "sh", "-c", script]
+        # by its path: with --export=NONE a task has no PATH
+        return [*SRUN, *SHARED, f"--nodelist={machine}", *self.options, "/bin/sh", "-c", script]
 
 
 def allocated(nodes: int | None, gpus: int, environment: Mapping[str, str] = os.environ) -> list[Machine]:

@@ -112,10 +112,10 @@ stages:
 """
 
 
-def assert_it_trains_alike(folder: Path, execution: str) -> None:
-    """Ranks on two machines have the losses of one process."""
+def assert_it_trains_alike(folder: Path, execution: str, *within: str) -> None:
+    """Ranks on two machines have the losses of one process. ``within`` is a command that runs another one."""
     (folder / "spread.yaml").write_text(SPEC.format(execution=execution))
-    command = [sys.executable, "-m", "agentrl.flows.cli", "run", "spread.yaml", "--no-prefect", "--json"]
+    command = [*within, sys.executable, "-m", "agentrl.flows.cli", "run", "spread.yaml", "--no-prefect", "--json"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=600)
     logs = [path.read_text() for path in (folder / "store" / "logs").rglob("spread.log")]

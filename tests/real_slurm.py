@@ -30,7 +30,7 @@ SlurmctldPort={controller}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge
+AuthInfo=socket={folder}/munge,cred_expire=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
 SlurmdPidFile={folder}/%n.pid
@@ -178,6 +178,10 @@ class RealSlurm:
                 daemon.wait(10)
             daemon.kill()
             daemon.wait()
+        for process in psutil.process_iter():  # of jobs that no controller could end
+            with contextlib.suppress(psutil.Error):
+                if process.pid != os.getpid() and process.environ().get("SLURM_CONF") == self.env["SLURM_CONF"]:
+                    process.kill()
 
 
 _OF_MUNGE = {

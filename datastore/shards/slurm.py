@@ -170,7 +170,8 @@ def _asked(command: list[str]) -> str:
     except subprocess.TimeoutExpired:
         raise _AwayError(f"{command[0]} said nothing for 60 s") from None
     if done.returncode:
-        reason = " ".join(done.stderr.replace(f"{command[0]}: error: ", "").split())[:300]
+        lines = [line.removeprefix(f"{command[0]}: error: ").strip() for line in done.stderr.splitlines()]
+        reason = "; ".join(filter(None, lines))[:300]
         if AWAY.search(reason):
             raise _AwayError(f"Slurm's controller does not answer {command[0]}: {reason}")
         remedy = "; change memory_gib, gpus or options of execution.engine" if command[0] == "sbatch" else ""

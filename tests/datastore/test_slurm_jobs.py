@@ -89,12 +89,12 @@ def test_an_array_larger_than_the_cluster_and_than_slurm_allows(
         (
             "--partition=gpus",
             None,
-            "sbatch failed: invalid partition specified: gpus .*change memory_gib, gpus or options",
+            "sbatch failed: invalid partition specified: gpus; Batch .*; change memory_gib, gpus or options",
         ),
         (
             "--comment=x",
             50,
-            "sbatch failed: Memory specification can not be satisfied .*; change memory_gib, gpus or opt",
+            "sbatch failed: Memory specification can not be satisfied; Batch .*; change memory_gib, gpus or opt",
         ),
         (
             "--gres=gpu:1",
@@ -172,6 +172,18 @@ def test_a_job_that_takes_more_memory_than_it_asked_for_is_named(tmp_path: Path,
     what = r"'takes of x' ended its process 3 times.* is \w+ .*: slurmstepd.*Exceeded job memory limit.*more memory"
     with pool_of(tmp_path, memory_gib=0.3) as pool, pytest.raises(ShardError, match=what):
         run([shard("takes", tmp_path / "x", 600)], pool, silent)
+
+
+def test_jobs_have_threads_for_their_processors_and_nothing_of_the_allocation_that_submits_them(
+    tmp_path: Path, slurm: RealSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in {"SLURM_CPUS_PER_TASK": "7", "SLURM_MEM_PER_NODE": "9", "SQUEUE_STATES": "SUSPENDED"}.items():
+        monkeypatch.setenv(name, value)
+    for number, options in enumerate(([], ["--cpus-per-task=2"])):
+        with pool_of(tmp_path, None, *options) as pool:
+            run([shard("sees", tmp_path / f"{number}", "OMP_NUM_THREADS")], pool, silent)
+    assert [(tmp_path / name).read_text() for name in ("0", "1")] == ["1", "2"]
 
 
 def test_jobs_of_a_run_that_was_killed_are_cancelled_by_the_next(tmp_path: Path, slurm: RealSlurm) -> None:

@@ -44,6 +44,7 @@ TESTS = [
     ("rows split over ranks: losses and gradients of one", "test_sequence_parallel.py", ""),
     ("two network namespaces: works, or a sentence in 30 s", "test_rendezvous.py", ""),
     ("stand-in for srun: a dead task, a lost environment, a slow node", "test_placement_slurm.py", ""),
+    ("a real Slurm of two nodes on one machine: ranks, checks, restarts", "test_slurm_ranks.py", ""),
     ("Ray: a cluster of two nodes on one machine", "test_placement_ray.py", ""),
     ("a shared folder in which files are seen 5 s late", "test_orders.py", ""),
     ("file systems without locks, stages that fall silent", "test_signs.py", ""),

@@ -16,6 +16,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,7 @@ from agentrl.datastore.curation.rules import Rules
 from agentrl.datastore.curation.sketches import VALUES
 from agentrl.datastore.shards.divide import Divide, Run, in_this_process
 from agentrl.datastore.shards.engines import WORTH_IT, running
+from agentrl.datastore.shards.shard import Shard
 from agentrl.schemas.pipeline import ShardEngine
 
 ROWS = int(os.environ.get("ROWS", "20000"))
@@ -149,6 +151,8 @@ def end_to_end() -> None:
         report("ids that differ with two processes", len(set(ids) ^ set(again)), 0, "ids", digits=0)
         two_processes(both / first, wall / wall_2)
         forget(buffer)
+        by_jobs(buffer, ids)
+        forget(buffer)
         peaks(folder)
         for shards in (1, 7, 64):
             forget(buffer)
@@ -175,6 +179,20 @@ def two_processes(cpu_times: float, wall_times: float) -> None:
         return
     report("CPU seconds with two processes, of those of one", cpu_times, 1.25, "times")
     report(f"  by the clock, at a load of {os.getloadavg()[0]:.1f}", wall_times, 1.8, "times", True)
+
+
+def by_jobs(buffer: TrajectoryBuffer, ids: list[str]) -> None:
+    """Print how long arrays of jobs take, and report whether they leave the same rows, if a Slurm answers."""
+    if not shutil.which("sinfo") or subprocess.run(["sinfo"], capture_output=True, check=False).returncode:
+        print("jobs of Slurm: not run, since sinfo does not answer here (tests: make test-slurm)")
+        return
+    with tempfile.TemporaryDirectory() as work, running(ShardEngine(type="slurm"), Path(work), ignored) as run:
+        began = time.perf_counter()
+        run([Shard("nothing", "time:sleep", (0,))], "nothing")
+        alone = time.perf_counter() - began
+    again, own, took = curated(buffer, ShardEngine(type="slurm"))
+    report("ids that differ with jobs of Slurm", len(set(ids) ^ set(again)), 0, "ids", digits=0)
+    print(f"  {took:.1f} s, {own:.1f} CPU s of the driver; a job that does nothing {alone:.1f} s")
 
 
 def peaks(store: str) -> None:
@@ -319,7 +337,7 @@ def main() -> None:
     growth()
     on_ray()
     end_to_end()
-    print("not run here: jobs of Slurm, four processes and fifty kills (tests, `-m slow`, of "
+    print("not run here: four processes and fifty kills (tests, `-m slow`, of "
           "test_divided_curation.py); 125,000 files (make bench-scale-store)")  # fmt: skip
     if missed and os.environ.get("CHECK"):
         sys.exit(1)

@@ -47,8 +47,6 @@ GRACE_S = 2.0
 PROGRESS_S = 0.1
 MODEL_MODULES = ("agentrl.engines.transformers", "transformers.modeling_utils")
 """What takes most of the seconds that a process needs before its first stage with a model."""
-THREADS = "OMP_NUM_THREADS"
-"""The variable of a stage that a running process follows too: it says how many threads torch computes with."""
 
 
 class StageError(RuntimeError):
@@ -74,10 +72,6 @@ class _Process:
     prepared: bool = False
     imported: bool = False
 
-    def fits(self, env: Mapping[str, str]) -> bool:
-        """Whether a stage with these variables may run in it."""
-        return self.popen.poll() is None and _without_threads(self.env) == _without_threads(env)
-
     def close(self, reader: threading.Thread | None) -> None:
         """End it with all it started; the pipes close when nobody reads them any more."""
         end(self.popen)
@@ -85,11 +79,6 @@ class _Process:
             reader.join(5)
         self.connection.close()
         os.close(self.alive)
-
-
-def _without_threads(env: Mapping[str, str]) -> dict[str, str]:
-    """Variables that cannot be changed in a running process; of the number of threads, that there is one."""
-    return {**env, THREADS: ""} if env.get(THREADS, "").lstrip("0").isdecimal() else dict(env)
 
 
 def _start(env: Mapping[str, str], log: Path) -> _Process:
@@ -153,7 +142,7 @@ class Workers:
         with self._lock:
             if job.stage in self._busy:
                 return
-            usable = [worker for worker in self._idle if worker.fits(env)]
+            usable = [worker for worker in self._idle if worker.env == env and worker.popen.poll() is None]
             fitting = [worker for worker in usable if job.has_model or not worker.prepared]
             if fitting:
                 self._idle.remove(process := max(fitting, key=lambda worker: worker.imported == job.has_model))
@@ -163,7 +152,7 @@ class Workers:
             process.imported |= job.has_model
             running = self._busy[job.stage] = _Running(process)
         with contextlib.suppress(BrokenPipeError):  # it died, and run() reports that
-            process.connection.send_bytes(pickle.dumps((str(log), env.get(THREADS), job.folders, pickle.dumps(job))))
+            process.connection.send_bytes(pickle.dumps((str(log), job.folders, pickle.dumps(job))))
         running.reader = threading.Thread(target=self._listen, args=(job.stage, running), daemon=True)
         running.reader.start()
 
@@ -172,7 +161,7 @@ class Workers:
         process = _start(dict(env or {}), log)
         process.prepared = process.imported = True
         with contextlib.suppress(BrokenPipeError):  # it died, and begin() passes it over
-            process.connection.send_bytes(pickle.dumps((str(log), None, (), None)))
+            process.connection.send_bytes(pickle.dumps((str(log), (), None)))
         with self._lock:
             self._idle.append(process)
 
@@ -284,7 +273,7 @@ def main() -> None:
 
     while True:
         try:
-            log, threads, folders, packed = pickle.loads(connection.recv_bytes())
+            log, folders, packed = pickle.loads(connection.recv_bytes())
         except EOFError:
             return
         Path(log).parent.mkdir(parents=True, exist_ok=True)
@@ -292,8 +281,6 @@ def main() -> None:
         if packed is None:
             _import_for_models()
             continue
-        if threads and threads != os.environ.get(THREADS):
-            _compute_with(threads)
         library.search_in(folders)
         result: Outcome | str
         try:
@@ -316,13 +303,6 @@ def _import_for_models() -> None:
         with contextlib.suppress(Exception):  # the stage that needs it fails by itself, and says so
             importlib.import_module(name)
     gc.freeze()
-
-
-def _compute_with(threads: str) -> None:
-    """Have torch, and processes that the stage starts, compute with as many threads."""
-    os.environ[THREADS] = threads
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(int(threads))
 
 
 def _free_memory() -> None:

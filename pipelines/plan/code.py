@@ -116,6 +116,7 @@ class CodeGraph:
         self._folders_of_data: dict[Path, list[Path]] = {}
         self._imports: dict[str, list[Target]] = {}
         self._references: dict[tuple[str, str], list[Target]] = {}
+        self._reached: dict[tuple[tuple[Start, ...], frozenset[str]], Reached] = {}
 
     def track(self, module: str) -> None:
         """Follow the top-level package of this imported module wherever it lies."""
@@ -155,11 +156,18 @@ class CodeGraph:
         return source.root != self._ours
 
     def reach(self, starts: Collection[Start], idle: Collection[str] = ()) -> Reached:
-        """Everything that ``starts`` can reach without entering the modules in ``idle``.
+        """Everything that ``starts`` can reach without entering the modules in ``idle``. Stages of one kind, such as
+        several evaluations, share what they reach.
 
         Raises LookupError if the module of one of them has no source.
         """
-        walk = _Walk(self, frozenset(idle) | CARRIERS, {(s.module, s.name): s.fields for s in starts})
+        asked = tuple(starts), frozenset(idle)
+        if asked not in self._reached:
+            self._reached[asked] = self._walked(*asked)
+        return self._reached[asked]
+
+    def _walked(self, starts: Collection[Start], idle: frozenset[str]) -> Reached:
+        walk = _Walk(self, idle | CARRIERS, {(s.module, s.name): s.fields for s in starts})
         for start in starts:
             self.track(start.module)
             if self.source(start.module) is None:

@@ -221,11 +221,13 @@ def curate_alone(store: str) -> None:
 
     watcher = threading.Thread(target=look)
     watcher.start()
-    with tempfile.TemporaryDirectory() as work, running(engine, Path(work), ignored) as run:
-        curate(TrajectoryBuffer(store), NEAR, divide=Divide(run, None, Path(work)))
-        mapped = max(of_status(str(child.pid), "VmHWM") for child in psutil.Process().children())
-    at_work.set()
-    watcher.join()
+    try:
+        with tempfile.TemporaryDirectory() as work, running(engine, Path(work), ignored) as run:
+            curate(TrajectoryBuffer(store), NEAR, divide=Divide(run, None, Path(work)))
+            mapped = max(of_status(str(child.pid), "VmHWM") for child in psutil.Process().children())
+    finally:
+        at_work.set()
+        watcher.join()
     print(own["self"], own["worker"], mapped)
 
 

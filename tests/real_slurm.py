@@ -153,15 +153,21 @@ class RealSlurm:
         """Those that wait or run, each as ``id state``."""
         return self.ask("squeue", "--noheader", "--array", "--format=%i %T", *options).splitlines()
 
+    def processes(self) -> Iterator[psutil.Process]:
+        """Those that ask this cluster or were started by it, but for this one."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid != os.getpid() and process.environ().get("SLURM_CONF") == self.env["SLURM_CONF"]:
+                    yield process
+
     def workers(self) -> dict[str, psutil.Process]:
         """Processes that run shards, by their jobs."""
         made = {}
-        for process in psutil.process_iter():
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 if "agentrl.datastore.shards.worker" in process.cmdline():
                     env = process.environ()
-                    if env.get("SLURM_CONF") == self.env["SLURM_CONF"]:
-                        made[f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"] = process
+                    made[f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"] = process
         return made
 
     def empty(self) -> None:
@@ -178,10 +184,9 @@ class RealSlurm:
                 daemon.wait(10)
             daemon.kill()
             daemon.wait()
-        for process in psutil.process_iter():  # of jobs that no controller could end
+        for process in self.processes():  # of jobs that no controller could end
             with contextlib.suppress(psutil.Error):
-                if process.pid != os.getpid() and process.environ().get("SLURM_CONF") == self.env["SLURM_CONF"]:
-                    process.kill()
+                process.kill()
 
 
 _OF_MUNGE = {

@@ -40,6 +40,8 @@ class SlurmJobs:
         self._options = [*options, *([f"--mem={int(memory_gib * 1024)}M"] if memory_gib else [])]
         settings = dict(re.findall(r"^(\w+) *= (.*)$", _asked(["scontrol", "show", "config"]), re.MULTILINE))
         self.most = min(MOST, int(settings.get("MaxArraySize", MOST)))
+        if not self.most:
+            raise ShardError("this Slurm allows no arrays of jobs (its MaxArraySize is 0); choose another engine")
         if memory_gib and "MEMORY" not in settings.get("SelectTypeParameters", "").upper():
             warnings.warn(
                 "this Slurm does not reserve memory (its SelectTypeParameters is "

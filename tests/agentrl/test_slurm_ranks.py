@@ -1,5 +1,6 @@
 """Slurm as a launcher, in allocations of a real one: two nodes, which are both this machine."""
 
+import contextlib
 import json
 import os
 import signal
@@ -126,10 +127,12 @@ def test_a_task_that_dies_ends_the_ranks_with_a_reason(tmp_path: Path, slurm: Re
     from agentrl.training.launch import Ranks
 
     def killed_one() -> bool:
-        for process in psutil.process_iter():
-            if process.cmdline()[1:7] == ["-m", "agentrl.training.launch", "--ranks", "1", "--node", "1"]:
-                process.kill()
-                return True
+        begins = ["-m", "agentrl.training.launch", "--ranks", "1", "--node", "1"]
+        for process in slurm.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[1:7] == begins:
+                    process.kill()
+                    return True
         return False
 
     with placed(Execution(launcher=SlurmLauncher())):

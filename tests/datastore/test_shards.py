@@ -216,6 +216,18 @@ def test_jobs_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--partition=cpu --mem=512M" in first
 
 
+def test_what_settings_of_slurm_rule_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(__file__).parent / 'slurm_commands'}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SELECTS", "CR_CORE")
+    with pytest.warns(
+        UserWarning, match=r"does not reserve memory .*CR_CORE\), so memory_gib: 2 only rules out smaller"
+    ):
+        assert SlurmJobs(None, 2).most == 1000
+    monkeypatch.setenv("FAKE_ARRAY_SIZE", "0")
+    with pytest.raises(ShardError, match=r"allows no arrays of jobs \(its MaxArraySize is 0\); choose another engine"):
+        SlurmJobs(None)
+
+
 def test_work_that_is_small_starts_no_process(tmp_path: Path) -> None:
     told: list[tuple[int, int, ShardsNow]] = []
     with running(ShardEngine(), tmp_path, lambda *state: told.append(state)) as run_them:

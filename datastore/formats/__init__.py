@@ -30,9 +30,11 @@ from agentrl.datastore.formats import (
     verifiers_v1,
     verl,
 )
-from agentrl.datastore.formats.columns import batches
+from agentrl.datastore.formats.blocks import RowBlock
+from agentrl.datastore.formats.columns import Keep, batches, of_each
 from agentrl.datastore.formats.own import OWN_FORMAT, OwnFormat
 from agentrl.datastore.formats.parts import Cut, by_record
+from agentrl.datastore.formats.regular import Regular
 from agentrl.datastore.formats.sessions import (
     claude_code,
     claude_stream,
@@ -80,10 +82,18 @@ class Format:
     """Kinds of files that the reader takes."""
     companions: Callable[[Path], list[Path]] | None = None
     """Files that are read with a file, and are none of their own beside it."""
+    regular: Regular[Any] | None = None
+    """What most of its records look like, which are then read without the reader. They all fit the format."""
+
+    def blocks(self, source: Source, keep: Keep | None = None) -> Iterator[Row | RowBlock]:
+        """The rows of a file. Those of regular records are blocks, unless something is kept of each record."""
+        if self.regular is None or source.kind != "lines" or source.given is not None or of_each(keep):
+            return self.rows(source)
+        return self.regular.rows(source, self.rows)
 
     def tables(self, source: Source) -> Iterator[pa.Table]:
         """The rows of a file, checked, a bounded number at a time. A record that gives none is refused."""
-        return (batch.table for batch in batches((source, row) for row in self.rows(source)))
+        return (batch.table for batch in batches((source, row) for row in self.blocks(source)))
 
     def read(self, source: Source) -> Iterator[Trajectory]:
         """The rows of a file as objects."""
@@ -133,13 +143,20 @@ def _pairless(row: Trajectory) -> bool:
 
 FORMATS: dict[str, Format] = {
     "openai-chat": Format(
-        ByRecord(chat.fits), chat.read, valid(chat.write), loses=_TEXT_ONLY, training=True, cut=by_record
+        ByRecord(chat.fits),
+        chat.read,
+        valid(chat.write),
+        loses=_TEXT_ONLY,
+        training=True,
+        cut=by_record,
+        regular=chat.REGULAR,
     ),
-    "openai-responses": Format(ByRecord(responses.fits), responses.read, cut=by_record),
+    "openai-responses": Format(ByRecord(responses.fits), responses.read, cut=by_record, regular=responses.REGULAR),
     "anthropic": Format(
         ByRecord(anthropic.fits),
         anthropic.read,
         valid(anthropic.write),
+        regular=anthropic.REGULAR,
         loses=_TEXT_ONLY - {"which calls failed"}
         | _SPELLING
         | {"arguments that are no object", "places of system messages"},
@@ -149,6 +166,7 @@ FORMATS: dict[str, Format] = {
         ByRecord(trl.fits_sft),
         trl.read_sft,
         valid(trl.write_sft),
+        regular=trl.REGULAR_SFT,
         loses=_TEXT_ONLY - {"token ids", "action mask"} | _SPELLING,
         training=True,
         cut=by_record,
@@ -157,6 +175,7 @@ FORMATS: dict[str, Format] = {
         ByRecord(trl.fits_prompt_completion),
         trl.read_prompt_completion,
         valid(trl.write_prompt_completion),
+        regular=trl.REGULAR_PROMPT_COMPLETION,
         loses=_TEXT_ONLY | _SPELLING,
         training=True,
         cut=by_record,
@@ -174,6 +193,7 @@ FORMATS: dict[str, Format] = {
         ByRecord(trl.fits_kto),
         trl.read_kto,
         valid(trl.write_kto),
+        regular=trl.REGULAR_KTO,
         loses=_TEXT_ONLY - {"success"} | _SPELLING,
         leaves_out=_unscored,
         training=True,
@@ -199,7 +219,7 @@ FORMATS: dict[str, Format] = {
     "verifiers-v1": Format(
         ByRecord(verifiers_v1.fits), verifiers_v1.read, valid(verifiers_v1.write), tokens=True, cut=by_record
     ),
-    "nemo-gym": Format(ByRecord(nemo_gym.fits), nemo_gym.read, cut=by_record),
+    "nemo-gym": Format(ByRecord(nemo_gym.fits), nemo_gym.read, cut=by_record, regular=nemo_gym.REGULAR),
     "atif": Format(ByRecord(atif.fits), atif.read, valid(atif.write), tokens=True, suffix="", cut=by_record),
     "swe-agent": Format(
         ByRecord(swe_agent.fits),
@@ -230,7 +250,7 @@ FORMATS: dict[str, Format] = {
     "langgraph": Format(langgraph.fits, langgraph.read, reads=("sqlite",)),
     "inspect": Format(inspect_logs.fits, inspect_logs.read, cut=inspect_logs.cut, reads=(*RECORDS, "zip")),
     "otel": Format(ByRecord(otel.fits, (*RECORDS, "csv")), otel.read, cut=otel.cut, reads=(*RECORDS, "csv")),
-    "alpaca": Format(ByRecord(alpaca.fits), alpaca.read, cut=by_record),
+    "alpaca": Format(ByRecord(alpaca.fits), alpaca.read, cut=by_record, regular=alpaca.REGULAR),
     "tau-bench": Format(ByRecord(tau_bench.fits), tau_bench.read, cut=by_record),
     "sharegpt": Format(
         ByRecord(sharegpt.fits),

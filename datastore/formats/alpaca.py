@@ -9,6 +9,7 @@ calls, tokens.
 from collections.abc import Iterator
 from typing import Any
 
+from agentrl.datastore.formats import regular
 from agentrl.datastore.formats.messages import text_of
 from agentrl.datastore.formats.origin import BESIDE, beside, unspent
 from agentrl.datastore.formats.rows import canonical, make_row
@@ -24,13 +25,17 @@ def fits(head: Any) -> int:
     return 3 if "output" in head or {"chosen", "rejected"} <= head.keys() else 0
 
 
+def _asked(instruction: str, given: str | None) -> str:
+    return "\n".join(filter(None, (instruction, given)))
+
+
 def read(source: Source) -> Iterator[Row]:
     def convert(line: dict[str, Any]) -> Iterator[Row]:
         opening = [{"role": "system", "content": line["system"]}] if line.get("system") else []
         for asked, answer in line.get("history") or []:
             texts = [text_of(text, source.notes, "history.") for text in (asked, answer)]
             opening += [{"role": "user", "content": texts[0]}, {"role": "assistant", "content": texts[1]}]
-        asked = "\n".join(filter(None, (line["instruction"], line.get("input"))))
+        asked = _asked(line["instruction"], line.get("input"))
         opening.append({"role": "user", "content": asked})
         paired = "chosen" in line
         source.notes.rest(line, _KNOWN_PAIR if paired else _KNOWN_ONE)
@@ -51,3 +56,23 @@ def read(source: Source) -> Iterator[Row]:
             )
 
     return each(source, source.records(), convert)
+
+
+class _Record(regular.Typed):
+    instruction: str
+    output: str
+    input: str | None = None
+    system: str | None = None
+    history: list[tuple[str, str]] | None = None
+
+
+def _row(record: _Record) -> regular.RegularRow:
+    messages = [regular.MadeMessage("system", record.system)] if record.system else []
+    for asked, answer in record.history or ():
+        messages += [regular.MadeMessage("user", asked), regular.MadeMessage("assistant", answer)]
+    asked = _asked(record.instruction, record.input)
+    messages += [regular.MadeMessage("user", asked), regular.MadeMessage("assistant", record.output)]
+    return regular.RegularRow(messages, {}, content=canonical([record.system, record.history, asked]))
+
+
+REGULAR = regular.Regular("alpaca", _Record, _row)

@@ -16,8 +16,9 @@ Cannot carry: signatures of thinking and ``redacted_thinking``, citations, token
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from agentrl.datastore.formats import regular
 from agentrl.datastore.formats.annotated import in_record
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import json_text, only_text, text_of, tools_text
@@ -180,6 +181,67 @@ class _Talk:
         text = text_of(content, self.notes, data=True) if ours else json.dumps(content, ensure_ascii=False)
         result = {"role": "tool", "content": text, "tool_call_id": identity, "name": self._names.get(identity)}
         return result if error is None else result | {"error": error}
+
+
+class _Text(regular.Typed, tag_field="type", tag="text"):
+    text: str
+
+
+class _Use(regular.Typed, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class _Result(regular.Typed, tag_field="type", tag="tool_result"):
+    tool_use_id: str
+    content: str | list[_Text] | None = None
+    is_error: bool | None = None
+
+
+class _Message(regular.Typed):
+    role: Literal["user", "assistant"]
+    content: str | list[_Text | _Use | _Result]
+
+
+class _Record(regular.Typed):
+    messages: list[_Message]
+    system: str | None = None
+    tools: regular.Raw = regular.NULL
+    model: str | None = None
+
+
+def _row(record: _Record) -> regular.RegularRow:
+    messages = [regular.MadeMessage("system", record.system)] if record.system else []
+    names: dict[str, str] = {}
+    for message in record.messages:
+        role, content = message.role, message.content
+        if isinstance(content, str):
+            if content:
+                messages.append(regular.MadeMessage(role, content))
+            continue
+        texts: list[str] = []
+        calls: list[dict[str, str]] = []
+        for block in content:
+            if isinstance(block, _Text):
+                texts.append(block.text)
+            elif isinstance(block, _Use):
+                names[block.id] = block.name
+                calls.append({"id": block.id, "name": block.name, "arguments": regular.arguments_text(block.input)})
+            elif role == "assistant":
+                raise regular.IrregularError
+            else:
+                text = block.content or ""
+                text = text if isinstance(text, str) else "".join([part.text for part in text])
+                name = names.get(block.tool_use_id)
+                messages.append(regular.MadeMessage("tool", text, None, block.tool_use_id, name, error=block.is_error))
+        if texts or calls:
+            messages.append(regular.MadeMessage(role, texts[0] if len(texts) == 1 else "".join(texts), calls))
+    fields = {"tools": regular.tools_of(record.tools, anthropic=True), **regular.acting(record.model)}
+    return regular.RegularRow(messages, fields)
+
+
+REGULAR = regular.Regular("anthropic", _Record, _row)
 
 
 def write(rows: Iterable[Trajectory], path: Path) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from agentrl.datastore.formats import anthropic
+from agentrl.datastore.formats import anthropic, regular
 from agentrl.datastore.formats.annotated import in_record
 from agentrl.datastore.formats.completions import (
     FINISHES,
@@ -81,6 +81,18 @@ def read(source: Source) -> Iterator[Row]:
             yield answered(row, source.notes)
 
     return each(source, source.records(), convert)
+
+
+class Chat(regular.Typed):
+    messages: list[regular.TypedMessage]
+    tools: regular.Raw = regular.NULL
+
+
+def row_of(record: Chat) -> regular.RegularRow:
+    return regular.RegularRow(record.messages, {"tools": regular.tools_of(record.tools)})
+
+
+REGULAR = regular.Regular("openai-chat", Chat, row_of, chat=True)
 
 
 def _count_rest(line: dict[str, Any], answer: str | None, notes: Notes) -> None:

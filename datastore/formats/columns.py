@@ -8,7 +8,7 @@ says which record is at fault, and reads what may be read generously (``"1"`` as
 import gc
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -20,43 +20,47 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentrl.datastore.errors import StoreError
+from agentrl.datastore.formats.blocks import (
+    ABSENT,
+    BLOCK_ROWS,
+    BLOCK_SIZE,
+    CALL_FIELDS,
+    DEFAULTS,
+    PLAIN_FIELDS,
+    ROW_FIELDS,
+    RowBlock,
+    block_of,
+)
 from agentrl.datastore.formats.notes import excerpt
 from agentrl.datastore.formats.rows import ROW_DEFAULTS
 from agentrl.datastore.formats.source import BROKEN, Row, Source
 from agentrl.datastore.table.ingest import as_table
 from agentrl.datastore.table.validation import LENIENT_SCHEMA, validate
-from agentrl.schemas.trajectory import Message, RewardComponent, Role, Span, ToolCall, Trajectory
+from agentrl.schemas.trajectory import RewardComponent, Role, Span, Trajectory
 
 BATCH_ROWS = 4096
 BATCH_SIZE = 2**23
 """Characters of source that a batch is read from, at about which it ends."""
-BLOCK_ROWS = 64
-BLOCK_SIZE = 2**18
-"""Rows are taken over after so many of them, or so many characters of source."""
-
 _MISFITS = (pa.ArrowException, OverflowError, *BROKEN)
-_REQUIRED = frozenset(name for name, info in Trajectory.model_fields.items() if info.is_required())
-_DEFAULTS = {
-    name: info.get_default(call_default_factory=True, validated_data={})
-    for name, info in Trajectory.model_fields.items()
-    if name not in _REQUIRED and name != "created_at"
-} | ROW_DEFAULTS
-_ABSENT = object()
-"""In place of a value that a row lacks and that has no default: it fits no column."""
 _MESSAGE = LENIENT_SCHEMA.field("messages").type
 _CALL = _MESSAGE.value_type.field("tool_calls").type
-_FIELDS = [name for name in Message.model_fields if name != "tool_calls"]
-_PLAIN_FIELDS = [name for name in _FIELDS if name not in ("role", "content")]
-_MORE_FIELDS = frozenset(_PLAIN_FIELDS)
-_KNOWN = Message.model_fields.keys()
-_ROW_FIELDS = Trajectory.model_fields.keys()
-_CALL_FIELDS = ToolCall.model_fields.keys()
+_FIELDS = ["role", "content", *PLAIN_FIELDS]
 _COMPONENT_FIELDS = RewardComponent.model_fields.keys()
 _SPAN_FIELDS = Span.model_fields.keys()
 
 
 RowOrigin: TypeAlias = tuple[Source, int, Any]
 """Where a row comes from: its source, the number of the record in it, and what is kept of the record."""
+
+
+Keep: TypeAlias = Callable[[Any], Any]
+"""What to keep of a record beside its row. If its attribute ``of_each`` is false, it keeps nothing of a record without
+annotations."""
+
+
+def of_each(keep: Keep | None) -> bool:
+    """Whether something may be kept of any record."""
+    return keep is not None and getattr(keep, "of_each", True)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class RowBatch:
     kept: list[Any]
 
 
-def batches(rows: Iterable[tuple[Source, Row]], keep: Callable[[Any], Any] = lambda _: None) -> Iterator[RowBatch]:
+def batches(rows: Iterable[tuple[Source, Row | RowBlock]], keep: Keep | None = None) -> Iterator[RowBatch]:
     """Tables of a bounded number of rows, each given with the source that has just read it. ``keep`` says what to
     keep of a record beside its row. A row that does not fit is refused with its place."""
     was_on = gc.isenabled()
@@ -76,7 +80,11 @@ def batches(rows: Iterable[tuple[Source, Row]], keep: Callable[[Any], Any] = lam
     try:
         gc.disable()  # it would look at every value of a batch again and again, and find no circle
         for source, row in rows:
-            part.add(row, (source, source.number, keep(source.record)), source.took())
+            if isinstance(row, RowBlock):
+                part.add_block(row, source)
+            else:
+                kept = keep(source.record) if keep else None
+                part.add(row, (source, source.number, kept), source.took())
             if part.count >= BATCH_ROWS or part.size >= BATCH_SIZE:
                 batch, part = part.batch(), _Columns()
                 if was_on:
@@ -116,6 +124,12 @@ class _Columns:
     def count(self) -> int:
         return len(self.origins) + len(self._waiting)
 
+    def add_block(self, block: RowBlock, source: Source) -> None:
+        """Add rows that were taken apart already."""
+        self.take_over()
+        self.size += source.took()
+        self._take(block, [(source, number, None) for number in block.numbers])
+
     def add(self, row: Row, origin: RowOrigin, size: int) -> None:
         """Add a row that was read from ``size`` bytes or characters."""
         self._waiting.append((row, origin, origin[0].record))
@@ -128,56 +142,29 @@ class _Columns:
         """Take over the rows that wait. One that does not fit is refused."""
         waiting, self._waiting, self._waiting_size = self._waiting, [], 0
         try:
-            self._take(waiting)
+            self._take(block_of([row for row, _, _ in waiting]), [origin for _, origin, _ in waiting])
         except _MISFITS:
-            for item in waiting:
-                row, origin, record = item
+            for row, origin, record in waiting:
                 try:
-                    self._take([item])
+                    self._take(block_of([row]), [origin])
                 except _MISFITS as error:
                     source, number, _ = origin
                     source.notes.refuse(source.place_of(number), _reason(row) or error, excerpt(record))
 
-    def _take(self, waiting: list[tuple[Row, RowOrigin, Any]]) -> None:
-        """Take over rows. Raises if one does not fit, and takes nothing then."""
-        rows = [row for row, _, _ in waiting]
-        talks = [row["messages"] for row in rows]
-        messages = list(chain.from_iterable(talks))
-        more = [(at, message) for at, message in enumerate(messages) if len(message) > 2 or "content" not in message]
-        given, names = set().union(*rows), set().union(*[message for _, message in more])
-        if not (given <= _ROW_FIELDS and names <= _KNOWN):
-            raise ValueError("has a field that is not known")
-        fields = {
-            "role": [message["role"] for message in messages],
-            "content": [message.get("content", "") for message in messages],
-        }
-        for name in names & _MORE_FIELDS:
-            fields[name] = values = list[Any]([None]) * len(messages)
-            for at, message in more:
-                values[at] = message.get(name)
-        lengths = [0] * len(messages)
-        parts: list[list[str]] = []
-        if "tool_calls" in names:
-            calls: list[dict[str, str]] = []
-            for at, message in more:
-                if own := message.get("tool_calls"):
-                    lengths[at] = len(own)
-                    calls += own
-            if set(map(len, calls)) - {len(_CALL_FIELDS)}:
-                raise ValueError("has a call with other fields than a call has")
-            parts = [[call[name] for call in calls] for name in _CALL_FIELDS]
-        for name, values in fields.items():
+    def _take(self, block: RowBlock, origins: Sequence[RowOrigin]) -> None:
+        """Take over the values of rows."""
+        for name, values in block.fields.items():
             self.fields[name] += [None] * (len(self.calls) - len(self.fields[name]))
             self.fields[name] += values
-        self.calls += lengths
-        for whole, part in zip(self.call_fields, parts, strict=False):
+        self.calls += block.calls
+        for whole, part in zip(self.call_fields, block.call_fields, strict=False):
             whole += part
-        self.lengths += map(len, talks)
-        for name in given - {"messages"}:
-            values, default = self.row_fields.setdefault(name, []), _DEFAULTS.get(name, _ABSENT)
-            values += [default] * (len(self.origins) - len(values))
-            values += [row.get(name, default) for row in rows]
-        self.origins += [origin for _, origin, _ in waiting]
+        self.lengths += block.lengths
+        for name, values in block.row_fields.items():
+            column, default = self.row_fields.setdefault(name, []), DEFAULTS.get(name, ABSENT)
+            column += [default] * (len(self.origins) - len(column))
+            column += values
+        self.origins += origins
 
     def batch(self) -> RowBatch:
         """The rows as a table, without those that do not fit."""
@@ -186,7 +173,7 @@ class _Columns:
             if values:
                 values += [None] * (len(self.calls) - len(values))
         for name, values in self.row_fields.items():
-            values += [_DEFAULTS.get(name, _ABSENT)] * (len(self.origins) - len(values))
+            values += [DEFAULTS.get(name, ABSENT)] * (len(self.origins) - len(values))
         try:
             table = self._table()
             if not validate(table):
@@ -206,20 +193,20 @@ class _Columns:
 
     def _whole(self) -> Iterator[Row]:
         """The rows with their messages, as they were added, but for what is a default anyway."""
-        calls = (dict(zip(_CALL_FIELDS, values, strict=True)) for values in zip(*self.call_fields, strict=True))
+        calls = (dict(zip(CALL_FIELDS, values, strict=True)) for values in zip(*self.call_fields, strict=True))
         start = 0
         for number, length in enumerate(self.lengths):
             messages: list[dict[str, Any]] = []
             for at in range(start, start + length):
                 message = {name: self.fields[name][at] for name in ("role", "content")}
-                message |= {name: self.fields[name][at] for name in _PLAIN_FIELDS if self.fields[name]}
+                message |= {name: self.fields[name][at] for name in PLAIN_FIELDS if self.fields[name]}
                 message = {
-                    name: value for name, value in message.items() if value is not None or name not in _PLAIN_FIELDS
+                    name: value for name, value in message.items() if value is not None or name not in PLAIN_FIELDS
                 }
                 messages.append(message | {"tool_calls": [next(calls) for _ in range(self.calls[at])]})
             start += length
-            row = {name: self.row_fields[name][number] for name in _ROW_FIELDS if name in self.row_fields}
-            row = {name: value for name, value in row.items() if value is not _DEFAULTS.get(name, _ABSENT)}
+            row = {name: self.row_fields[name][number] for name in ROW_FIELDS if name in self.row_fields}
+            row = {name: value for name, value in row.items() if value is not DEFAULTS.get(name, ABSENT)}
             yield row | {"messages": messages}
 
     def _table(self) -> pa.Table:
@@ -275,7 +262,7 @@ def _reason(row: Row) -> Exception | None:
 @lru_cache(maxsize=256)
 def _defaults(name: str, count: int) -> pa.Array:
     """A column of defaults. Batches are mostly of one size, and share it."""
-    return pa.repeat(pa.scalar(_DEFAULTS[name], LENIENT_SCHEMA.field(name).type), count)
+    return pa.repeat(pa.scalar(DEFAULTS[name], LENIENT_SCHEMA.field(name).type), count)
 
 
 def _counted(row: Row) -> Row:

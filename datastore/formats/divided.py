@@ -14,12 +14,12 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.formats.columns import RowBatch
+from agentrl.datastore.formats.columns import Keep, RowBatch
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.parts import Part, parts
 from agentrl.datastore.formats.recognise import Recognised
 from agentrl.datastore.formats.source import Source
-from agentrl.datastore.formats.workers import File, Keep, batches_of, write_part
+from agentrl.datastore.formats.workers import File, batches_of, write_part
 from agentrl.datastore.shards.divide import Divide, in_groups
 from agentrl.datastore.shards.shard import Shard, digest_of, finished
 

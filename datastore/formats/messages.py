@@ -193,7 +193,7 @@ def from_chat(chat: Iterable[dict[str, Any]], notes: Notes) -> list[dict[str, An
         if calls := message.get("tool_calls"):
             unanswered = list(calls)
         elif message["role"] == "tool":
-            _answer(message, unanswered)
+            answer(message, unanswered)
         messages.append(message)
     return messages
 
@@ -228,9 +228,9 @@ def _from_one(raw: Mapping[str, Any], number: int, notes: Notes) -> dict[str, An
         content, thought, more = _special_parts(content, number, notes)
         reasoning = reasoning or thought
         calls += more
-    answer = {name: raw[name] for name in ("tool_call_id", "name") if name in raw}
+    answers = {name: raw[name] for name in ("tool_call_id", "name") if name in raw}
     text = text_of(content, notes, data=ROLES.get(raw["role"]) == "tool")
-    message = _simple({"content": text or raw.get("refusal") or ""} | answer, raw["role"], notes)
+    message = _simple({"content": text or raw.get("refusal") or ""} | answers, raw["role"], notes)
     if reasoning is not None:
         message["reasoning"] = text_of(reasoning, notes)
     if calls:
@@ -272,7 +272,7 @@ def _thought(part: dict[str, Any], kind: str, notes: Notes) -> str:
     return str(part[held]) if held else ""
 
 
-def _answer(message: dict[str, Any], unanswered: list[dict[str, Any]]) -> None:
+def answer(message: dict[str, Any], unanswered: list[dict[str, Any]]) -> None:
     """Give a tool message the id and name of the call that it answers, if its own id, name or place tells which."""
     identity, name = message.get("tool_call_id"), message.get("name")
     for call_made in unanswered:

@@ -11,8 +11,9 @@ A response whose output is a list of transitions (Aviary) gives its last one, wh
 from collections.abc import Iterator
 from typing import Any
 
+from agentrl.datastore.formats import regular
 from agentrl.datastore.formats.origin import beside, spoken_id
-from agentrl.datastore.formats.responses import KNOWN, response_row
+from agentrl.datastore.formats.responses import KNOWN, Items, messages_of, response_row
 from agentrl.datastore.formats.rows import components, number, score
 from agentrl.datastore.formats.source import Row, Source, each
 
@@ -83,3 +84,31 @@ def _with_tokens(row: Row, output: list[dict[str, Any]], source: Source) -> Row:
         columns["action_mask"] += [False] * len(new) + [True] * len(sampled)
         columns["logprobs"] += [float("nan")] * len(new) + list(values)
     return row | columns
+
+
+class _Asked(regular.Typed):
+    input: str | Items | None = None
+    tools: regular.Raw = regular.NULL
+    instructions: str | None = None
+
+
+class _Response(regular.Typed):
+    output: Items
+    model: str | None = None
+
+
+class _Record(regular.Typed):
+    responses_create_params: _Asked
+    response: _Response
+    reward: float | None = None
+
+
+def _row(record: _Record) -> regular.RegularRow:
+    asked, response = record.responses_create_params, record.response
+    fields = {"tools": regular.tools_of(asked.tools), **regular.acting(response.model)}
+    if record.reward is not None:
+        fields["reward"] = record.reward
+    return regular.RegularRow(messages_of(asked.instructions, asked.input, response.output), fields)
+
+
+REGULAR = regular.Regular("nemo-gym", _Record, _row)

@@ -14,8 +14,10 @@ Cannot carry: ids of items, encrypted reasoning, annotations, log-probs of text 
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from itertools import chain
+from typing import Any, Literal
 
+from agentrl.datastore.formats import regular
 from agentrl.datastore.formats.messages import ROLES, json_text, text_of, tools_text
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.origin import BESIDE, within
@@ -174,3 +176,60 @@ def _text(content: Any, notes: Notes, data: bool = False) -> str:
             part = str(part.get(key, ""))
         parts.append(part)
     return text_of(parts, notes, "items.content.", data)
+
+
+class _Message(regular.Typed, tag_field="type", tag="message"):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str
+
+
+class _Call(regular.Typed, tag_field="type", tag="function_call"):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class _Answer(regular.Typed, tag_field="type", tag="function_call_output"):
+    call_id: str
+    output: str
+
+
+Items = list[_Message | _Call | _Answer]
+
+
+class _Record(regular.Typed):
+    output: Items
+    input: str | Items | None = None
+    tools: regular.Raw = regular.NULL
+    instructions: str | None = None
+    model: str | None = None
+
+
+def _row(record: _Record) -> regular.RegularRow:
+    fields = {"tools": regular.tools_of(record.tools), **regular.acting(record.model)}
+    return regular.RegularRow(messages_of(record.instructions, record.input, record.output), fields)
+
+
+def messages_of(instructions: str | None, asked: str | Items | None, output: Items) -> list[regular.MadeMessage]:
+    """Messages of regular items."""
+    messages = [regular.MadeMessage("system", instructions)] if instructions else []
+    if isinstance(asked, str) and asked:
+        messages.append(regular.MadeMessage("user", asked))
+    names: dict[str, str] = {}
+    for item in chain(() if isinstance(asked, str) else asked or (), output):
+        if isinstance(item, _Message):
+            if not item.content:  # one of the model may become a part of another message
+                raise regular.IrregularError
+            messages.append(regular.MadeMessage(item.role, item.content))
+        elif isinstance(item, _Call):
+            names[item.call_id] = item.name
+            if not messages or messages[-1].role != "assistant":
+                messages.append(regular.MadeMessage("assistant", ""))
+            messages[-1].tool_calls = calls = messages[-1].tool_calls or []
+            calls.append({"id": item.call_id, "name": item.name, "arguments": regular.arguments_text(item.arguments)})
+        else:
+            messages.append(regular.MadeMessage("tool", item.output, None, item.call_id, names.get(item.call_id)))
+    return messages
+
+
+REGULAR = regular.Regular("openai-responses", _Record, _row)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
+import msgspec
+
 from agentrl.datastore.formats.annotated import KEY, in_record
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.source import Row
@@ -144,7 +146,23 @@ def task_id(source: str, task: Any, content: Any) -> str:
 
 def canonical(content: Any) -> str:
     """One text for equal contents of tasks. A text stays as it is."""
-    return content if isinstance(content, str) else _CANONICAL(content)
+    return content if isinstance(content, str) else _written(content)
+
+
+def _written(value: Any) -> str:
+    """JSON text in ASCII, as ``json`` writes it. Lists of texts, as most contents are, take half of its time."""
+    if type(value) is not list:
+        return _CANONICAL(value)
+    written = [
+        _PLAIN(element).decode()
+        if type(element) is str and element.isascii() and "\x7f" not in element
+        else _written(element)
+        for element in value
+    ]
+    return f"[{', '.join(written)}]"
+
+
+_PLAIN = msgspec.json.Encoder().encode
 
 
 def _opening(messages: Sequence[dict[str, Any]]) -> str:
@@ -170,10 +188,10 @@ def _termination(messages: Sequence[dict[str, Any]]) -> Termination:
     """The end that messages show: ``answered`` if the last one is an assistant message without a call."""
     last = messages[-1]
     answered = last["role"] == "assistant" and not last.get("tool_calls")
-    return _ANSWERED if answered else _UNKNOWN
+    return ANSWERED if answered else UNKNOWN
 
 
-_ANSWERED, _UNKNOWN = Termination.ANSWERED, Termination.UNKNOWN  # a member of an enum is slow to find
+ANSWERED, UNKNOWN = Termination.ANSWERED, Termination.UNKNOWN  # a member of an enum is slow to find
 
 
 def termination(known: Mapping[str, Termination], value: Any, notes: Notes) -> Termination | None:

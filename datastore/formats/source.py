@@ -48,6 +48,9 @@ from agentrl.datastore.formats.tabular import csv_records, parquet_content, parq
 Row: TypeAlias = dict[str, Any]
 """Fields of a trajectory, as a reader finds them; messages, calls and components are dicts too."""
 
+Line: TypeAlias = tuple[int, bytes, int]
+"""Number of a line from 1, its content, and its length; the content of one that is too long is cut."""
+
 Kind = Literal["lines", "array", "document", "csv", "parquet", "zip", "sqlite", "folder", "empty"]
 
 SAMPLE_RECORDS = 64
@@ -205,7 +208,7 @@ class Source:
         self.number = self.span.before if self.span else 0
         match self.kind:
             case "lines":
-                yield from self._lines()
+                yield from self.parsed(self.lines())
             case "array":
                 chars = self._chars()
                 records = self._part_of_list(self.span, chars) if self.span else elements(chars)
@@ -245,33 +248,38 @@ class Source:
         except TooLongError as error:
             yield error
 
-    def _lines(self) -> Iterator[Any]:
+    def lines(self) -> Iterator[Line]:
+        """The lines of a file of JSON Lines, or of the part that is read, without a byte order mark."""
+        before = self.span.before if self.span else 0
         try:
             with open_bytes(self.path) as file:
                 if self.span:
                     file.seek(self.span.start)
                 lines = bounded_lines(file, self.limit, self.span and self.span.stop)
-                for number, (line, size) in enumerate(lines, self.number + 1):
-                    if number == 1:
-                        line = line.removeprefix(codecs.BOM_UTF8)
-                    self.read_to += len(line)
-                    if size > self.limit:
-                        self.number = number
-                        self.notes.refuse(self.place, TooLongError(self.limit), line[:EXCERPT].decode(errors="replace"))
-                        continue
-                    try:
-                        record = from_json(line, cache_strings="keys")
-                    except ValueError as error:
-                        if line.isspace() or not line:
-                            continue
-                        self.number = number
-                        reason = utf8_fault(line) or not_json(error)
-                        self.notes.refuse(self.place, reason, line.decode(errors="replace"))
-                        continue
-                    self.number, self.record = number, record
-                    yield record
+                for number, (line, size) in enumerate(lines, before + 1):
+                    yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, size
         except BROKEN_BYTES as error:
             raise StoreError(f"{self.name} cannot be read: {error}") from None
+
+    def parsed(self, lines: Iterable[Line]) -> Iterator[Any]:
+        """The records of lines. A line that cannot be read is refused."""
+        for number, line, size in lines:
+            self.read_to += len(line)
+            if size > self.limit:
+                self.number = number
+                self.notes.refuse(self.place, TooLongError(self.limit), line[:EXCERPT].decode(errors="replace"))
+                continue
+            try:
+                record = from_json(line, cache_strings="keys")
+            except ValueError as error:
+                if line.isspace() or not line:
+                    continue
+                self.number = number
+                reason = utf8_fault(line) or not_json(error)
+                self.notes.refuse(self.place, reason, line.decode(errors="replace"))
+                continue
+            self.number, self.record = number, record
+            yield record
 
     def pylist(self, table: Any) -> Iterator[Any]:
         """Rows of an Arrow table or batch as dicts, few at a time if they are large."""

@@ -24,6 +24,11 @@ class Kept:
 
     fields: Fields
 
+    @property
+    def of_each(self) -> bool:
+        """Whether it may keep something of a record without annotations."""
+        return bool(self.fields.wanted) or self.fields.key is not None
+
     def __call__(self, record: Any) -> dict[str, Any] | None:
         labels, annotations = self.fields(record), TakenAnnotations.keep(record)
         return {**(labels or {}), **annotations} if annotations else labels

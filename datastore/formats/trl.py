@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from agentrl.datastore.formats import anthropic
+from agentrl.datastore.formats import anthropic, regular
 from agentrl.datastore.formats.annotated import in_record, of_sides
-from agentrl.datastore.formats.chat import is_chat, is_log
+from agentrl.datastore.formats.chat import Chat, is_chat, is_log, row_of
 from agentrl.datastore.formats.files import write_lines
 from agentrl.datastore.formats.messages import from_chat, split_prompt, to_chat, tools_text
 from agentrl.datastore.formats.origin import BESIDE, beside, unspent
@@ -217,3 +217,34 @@ def _shared(first: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[di
         if a != b:
             return first[:index]
     return first[: min(len(first), len(other))]
+
+
+class _Record(regular.Typed):
+    completion: str | list[regular.TypedMessage]
+    prompt: str | list[regular.TypedMessage] | None = None
+    tools: regular.Raw = regular.NULL
+
+
+class _Labelled(_Record, kw_only=True):
+    label: bool
+
+
+def _messages(
+    prompt: str | list[regular.TypedMessage] | None, answer: str | list[regular.TypedMessage]
+) -> list[regular.TypedMessage]:
+    asked = [regular.TypedMessage("user", prompt)] if isinstance(prompt, str) and prompt else prompt or []
+    return [*asked, *([regular.TypedMessage("assistant", answer)] if isinstance(answer, str) else answer)]
+
+
+def _row(record: _Record) -> regular.RegularRow:
+    return regular.RegularRow(_messages(record.prompt, record.completion), {"tools": regular.tools_of(record.tools)})
+
+
+def _labelled_row(record: _Labelled) -> regular.RegularRow:
+    row = _row(record)
+    return regular.RegularRow(row.messages, {**row.fields, "success": record.label, "reward": float(record.label)})
+
+
+REGULAR_SFT = regular.Regular("trl", Chat, row_of, chat=True)
+REGULAR_PROMPT_COMPLETION = regular.Regular("trl", _Record, _row, chat=True)
+REGULAR_KTO = regular.Regular("trl", _Labelled, _labelled_row, chat=True)

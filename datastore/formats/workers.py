@@ -14,14 +14,15 @@ import signal
 import socket
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from agentrl.datastore.errors import StoreError
-from agentrl.datastore.formats.columns import RowBatch, batches
+from agentrl.datastore.formats.blocks import RowBlock
+from agentrl.datastore.formats.columns import Keep, RowBatch, batches
 from agentrl.datastore.formats.notes import Notes
 from agentrl.datastore.formats.parts import Part, in_parts, parts
 from agentrl.datastore.formats.source import Row, Source
@@ -40,8 +41,6 @@ AHEAD = 2
 _TASK = 2**16
 _KILLED = "a process that read a part of the files was ended from outside, for instance because memory was short"
 
-Keep = Callable[[Any], Any]
-
 
 class File(NamedTuple):
     """A file and the format to read it by."""
@@ -50,26 +49,26 @@ class File(NamedTuple):
     format: "Format"
 
 
-def read_files(files: Sequence[File], keep: Keep = lambda _: None) -> Iterator[RowBatch]:
+def read_files(files: Sequence[File], keep: Keep | None = None) -> Iterator[RowBatch]:
     """Tables of the rows of all files, in order. ``keep`` says what to keep of a record beside its row. What the
     readers count and refuse is in the notes of the sources afterwards."""
     workers = min(MOST_WORKERS, len(os.sched_getaffinity(0))) if hasattr(os, "memfd_create") else 1
     cut = parts(files)
     first = list(itertools.islice(cut, WORTH_IT)) if workers > 1 else []
     if len(first) < WORTH_IT:
-        return batches(((file.source, row) for file in files for row in _guarded(file.source, _rows(file))), keep)
+        return batches(((file.source, row) for file in files for row in _guarded(file.source, _rows(file, keep))), keep)
     return _read_together(files, itertools.chain(first, cut), keep, workers)
 
 
-def _rows(file: File) -> Iterator[Row]:
+def _rows(file: File, keep: Keep | None) -> Iterator[Row | RowBlock]:
     """The rows of a file. A long list in JSON is read in parts here too: what is broken ends its part, and no other."""
     source, format = file
     if format.cut and source.kind in ("array", "document"):
         return in_parts(source, format.cut, format.rows)
-    return format.rows(source)
+    return format.blocks(source, keep)
 
 
-def _guarded(source: Source, rows: Iterator[Row]) -> Iterator[Row]:
+def _guarded(source: Source, rows: Iterator[Row | RowBlock]) -> Iterator[Row | RowBlock]:
     """The rows of a file up to where it cannot be read on. If such files are set aside, other files are read."""
     try:
         yield from rows
@@ -79,7 +78,7 @@ def _guarded(source: Source, rows: Iterator[Row]) -> Iterator[Row]:
         source.notes.refuse(source.name, error)
 
 
-def _read_together(files: Sequence[File], cut: Iterable[Part], keep: Keep, count: int) -> Iterator[RowBatch]:
+def _read_together(files: Sequence[File], cut: Iterable[Part], keep: Keep | None, count: int) -> Iterator[RowBatch]:
     pool = [_Worker.start(files, keep) for _ in range(count)]
     waiting: deque[_Worker] = deque()
     """The workers of the parts that are being read, in the order of the parts."""
@@ -108,7 +107,7 @@ class _Worker:
     """Numbers of its pieces of shared memory whose tables nobody holds any more."""
 
     @classmethod
-    def start(cls, files: Sequence[File], keep: Keep) -> "_Worker":
+    def start(cls, files: Sequence[File], keep: Keep | None) -> "_Worker":
         ours, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid:
@@ -178,7 +177,7 @@ def batches_of(outcome: PartRead, tables: pa.Buffer, files: Sequence[File]) -> I
         raise outcome.error
 
 
-def _work(parent: socket.socket, files: Sequence[File], keep: Keep) -> None:
+def _work(parent: socket.socket, files: Sequence[File], keep: Keep | None) -> None:
     shared: list[int] = []
     """Pieces of shared memory, written again once their tables are free: new pages cost more than copying."""
     free: list[int] = []
@@ -198,7 +197,7 @@ def _work(parent: socket.socket, files: Sequence[File], keep: Keep) -> None:
             socket.send_fds(parent, [b"%d %d %d" % (number, tables_size, file.tell())], [shared[number]])
 
 
-def write_part(part: Part, files: Mapping[int, File], keep: Keep, file: Any) -> PartRead:
+def write_part(part: Part, files: Mapping[int, File], keep: Keep | None, file: Any) -> PartRead:
     """Write the tables of a part as an Arrow stream. ``files``: those of the part, by their numbers."""
     sources = {number: files[number].source for number in range(part.first, part.first + part.files)}
     own = {
@@ -211,7 +210,7 @@ def write_part(part: Part, files: Mapping[int, File], keep: Keep, file: Any) -> 
         rows = (
             (source, row)
             for number, source in own.items()
-            for row in _guarded(source, files[number].format.rows(source))
+            for row in _guarded(source, files[number].format.blocks(source, keep))
         )
         with pa.ipc.new_stream(file, LENIENT_SCHEMA) as stream:
             for batch in batches(rows, keep):

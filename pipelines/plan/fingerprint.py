@@ -89,6 +89,7 @@ CARRYING_PACKAGES = frozenset(
         "filelock",
         "jinja2",
         "mlflow",
+        "msgspec",
         "packaging",
         "polars",
         "prefect",

@@ -112,7 +112,8 @@ class RealSlurm:
         daemon.wait()
 
     def _run(self, program: str, *options: str, as_name: str = "") -> None:
-        command = [shutil.which(program, path=PATH) or program, *options]
+        # also if this process is killed
+        command = ["setpriv", "--pdeathsig=KILL", shutil.which(program, path=PATH) or program, *options]
         with (self.folder / f"{as_name or program}.log").open("ab") as log:
             self._daemons[as_name or program] = subprocess.Popen(
                 command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

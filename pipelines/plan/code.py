@@ -156,9 +156,7 @@ class CodeGraph:
         return source.root != self._ours
 
     def reach(self, starts: Collection[Start], idle: Collection[str] = ()) -> Reached:
-        """Everything that ``starts`` can reach without entering the modules in ``idle``. Stages of one kind, such as
-        several evaluations, share what they reach.
-
+        """Everything that ``starts`` can reach without entering the modules in ``idle``; stages of one kind share it.
         Raises LookupError if the module of one of them has no source.
         """
         asked = tuple(starts), frozenset(idle)
